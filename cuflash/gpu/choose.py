@@ -1,0 +1,155 @@
+"""From a problem to a spec: which kernel, which tile, and why.
+
+Order: the call's ``config``, ``CUFLASH_CONFIG``, then the heuristic below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from cuflash import settings
+from cuflash.errors import InvalidConfigError
+from cuflash.gpu import tiles
+from cuflash.gpu.device import Device
+from cuflash.gpu.spec import ELEMENT_BYTES, KernelSpec
+from cuflash.gpu.tiles import Tile
+from cuflash.problem import AttentionProblem
+
+KERNELS = ("forward_mma", "forward_simt")
+CONFIG_KEYS = ("kernel", *(f.name for f in fields(Tile)))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A spec and the reason it was chosen."""
+
+    spec: KernelSpec
+    reason: str
+
+
+def choose(problem: AttentionProblem, device: Device, config: Any = None) -> Choice:
+    """Choose the kernel and tile for a problem on a device.
+
+    Parameters
+    ----------
+    problem : AttentionProblem
+    device : Device
+    config : str or mapping, optional
+        Any of `CONFIG_KEYS`; the rest stays as the heuristic has it.
+
+    Raises
+    ------
+    InvalidConfigError
+        For a config that names something unknown or cannot run; the message gives the shared memory
+        by buffer and the nearest tile that fits.
+    """
+    source = "config="
+    if config is None:
+        config, source = settings.config(), "CUFLASH_CONFIG"
+    wanted = parse_config(config, source) if config is not None else {}
+    kernel, why = _kernel(problem, device, wanted.pop("kernel", None), source)
+    tile = tiles.default_tile(kernel, problem.dtype, _padded_dim(problem), _modified(problem), device)
+    if wanted:
+        tile = replace(tile, **wanted)
+    spec = _spec(problem, device, kernel, tile)
+    if wanted:
+        tiles.check_tile(spec, device, source)
+        return Choice(spec, f"{why}; tile from {source}")
+    return Choice(spec, f"{why}; heuristic tile for head_dim {_padded_dim(problem)} on {device.arch}")
+
+
+def parse_config(config: Any, source: str = "config=") -> dict[str, Any]:
+    """Read ``"block_m=64,num_warps=4"`` or a mapping into checked names and values."""
+    if isinstance(config, Mapping):
+        items = list(config.items())
+    elif isinstance(config, str):
+        items = [_split(part, config, source) for part in config.replace(",", " ").split()]
+    else:
+        raise InvalidConfigError(
+            f"{source} is {config!r}: a mapping or a string like 'block_m=64,block_n=64' is needed"
+        )
+    result: dict[str, Any] = {}
+    for name, value in items:
+        if name not in CONFIG_KEYS:
+            raise InvalidConfigError(
+                f"{source} has {name!r}: {', '.join(CONFIG_KEYS)} can be set"
+            )
+        if name == "kernel":
+            result[name] = str(value)
+            continue
+        try:
+            number = int(value)
+        except (TypeError, ValueError) as error:
+            raise InvalidConfigError(f"{source} has {name}={value!r}: an integer is needed") from error
+        result[name] = bool(number) if name == "q_in_registers" else number
+    return result
+
+
+def _split(part: str, config: str, source: str) -> tuple[str, str]:
+    name, equals, value = part.partition("=")
+    if not equals:
+        raise InvalidConfigError(f"{source} is {config!r}: {part!r} is not name=value")
+    return name, value
+
+
+def _kernel(
+    problem: AttentionProblem, device: Device, asked: str | None, source: str
+) -> tuple[str, str]:
+    lowest = tiles.LOWEST_TENSOR_CORE[problem.dtype]
+    tensor_cores = device.compute_capability >= lowest
+    if asked is not None:
+        if asked not in KERNELS:
+            raise InvalidConfigError(f"{source} has kernel={asked!r}: {', '.join(KERNELS)} exist")
+        if asked == "forward_mma" and not tensor_cores:
+            raise InvalidConfigError(
+                f"{source} has kernel='forward_mma', but {problem.dtype} on tensor cores needs sm_{lowest}"
+                f" and this is {device.arch}: leave the kernel out or ask for 'forward_simt'"
+            )
+        return asked, f"{asked} from {source}"
+    if tensor_cores:
+        return "forward_mma", f"{problem.dtype} tensor cores of {device.arch}"
+    return "forward_simt", f"{device.arch} has no {problem.dtype} tensor cores: plain FMA"
+
+
+def _spec(problem: AttentionProblem, device: Device, kernel: str, tile: Tile) -> KernelSpec:
+    simt = kernel == "forward_simt"
+    return KernelSpec(
+        kernel=kernel,
+        arch=device.arch,
+        dtype=problem.dtype,
+        head_dim=pad_head_dim(problem.head_dim),
+        head_dim_v=pad_head_dim(problem.head_dim_v),
+        **{f.name: getattr(tile, f.name) for f in fields(Tile)},
+        vector_bytes=ELEMENT_BYTES[problem.dtype] if simt else vector_bytes(problem),
+        softcap=problem.softcap > 0.0,
+        alibi=problem.alibi,
+        bias=problem.bias,
+        precision="ieee" if simt else problem.precision,
+    )
+
+
+def vector_bytes(problem: AttentionProblem) -> int:
+    """Widest load that every row allows and that no row ends in the middle of."""
+    element = ELEMENT_BYTES[problem.dtype]
+    width = problem.vector_bytes
+    while width > element and (
+        problem.head_dim * element % width or problem.head_dim_v * element % width
+    ):
+        width //= 2
+    return width
+
+
+def pad_head_dim(head_dim: int) -> int:
+    """Head dim as compiled: steps of 16 to 128 and of 32 above, so that a few kernels serve all."""
+    step = 16 if head_dim <= 128 else 32
+    return -(-head_dim // step) * step
+
+
+def _padded_dim(problem: AttentionProblem) -> int:
+    return pad_head_dim(max(problem.head_dim, problem.head_dim_v))
+
+
+def _modified(problem: AttentionProblem) -> bool:
+    return problem.softcap > 0.0 or problem.alibi or problem.bias is not None

@@ -1,0 +1,43 @@
+"""The specs that ship: what the heuristic chooses for ordinary problems, compiled in the tests for every GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cuflash.gpu.choose import choose
+from cuflash.gpu.device import Device
+from cuflash.gpu.spec import ELEMENT_BYTES, KernelSpec
+from cuflash.problem import AttentionProblem
+
+ARCHS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+_HEAD_DIMS = ((32, 32), (64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
+
+
+def shipped_specs(arch: str) -> list[KernelSpec]:
+    """List, each once, the specs of an architecture's ordinary problems."""
+    device = Device.from_arch(arch)
+    return list(dict.fromkeys(choose(problem, device, {}).spec for problem in _problems()))
+
+
+def _problems() -> Iterator[AttentionProblem]:
+    for dtype in ("fp16", "bf16", "fp32"):
+        for head_dim, head_dim_v in _HEAD_DIMS:
+            yield _problem(dtype, head_dim, head_dim_v)
+        for head_dim in (64, 128, 256):
+            plain = _problem(dtype, head_dim, head_dim)
+            yield replace(plain, vector_bytes=ELEMENT_BYTES[dtype])
+            yield replace(plain, softcap=30.0)
+            yield replace(plain, alibi=True)
+            yield replace(plain, bias=dtype)
+            yield replace(plain, softcap=30.0, alibi=True, bias="fp32")
+    for head_dim in (64, 128, 256):
+        yield replace(_problem("fp32", head_dim, head_dim), precision="tf32")
+
+
+def _problem(dtype: str, head_dim: int, head_dim_v: int) -> AttentionProblem:
+    return AttentionProblem(
+        dtype=dtype, batch=1, seqlen_q=4096, seqlen_k=4096, nheads_q=16, nheads_k=16, head_dim=head_dim,
+        head_dim_v=head_dim_v, packed=False, softmax_scale=1.0, window_left=-1, window_right=-1, softcap=0.0,
+        alibi=False, bias=None, sink=False, seqlens_k=False, precision="ieee", vector_bytes=16,
+    )  # fmt: skip
