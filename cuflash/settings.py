@@ -7,6 +7,8 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
+from cuflash.errors import InvalidConfigError
+
 
 class Setting(NamedTuple):
     """An environment variable, what holds without it, and what it does."""
@@ -17,13 +19,19 @@ class Setting(NamedTuple):
 
 
 SETTINGS = (
-    Setting("CUFLASH_CACHE_DIR", "$XDG_CACHE_HOME/cuflash, else ~/.cache/cuflash", "folder of compiled kernels"),
-    Setting("CUFLASH_KERNEL_DIR", "the installed kernels_cu", "folder with an edited copy of kernels_cu"),
+    Setting(
+        "CUFLASH_CACHE_DIR",
+        "$XDG_CACHE_HOME/cuflash, else ~/.cache/cuflash",
+        "folder of compiled kernels",
+    ),
+    Setting("CUFLASH_KERNEL_DIR", "the installed kernels_cu", "folder with an edited copy of it"),
     Setting("CUFLASH_CONFIG", "", "kernel and tile for every call, as config= takes them"),
     Setting("CUFLASH_NO_CACHE", "0", "1: neither read nor write compiled kernels on disk"),
     Setting("CUFLASH_NO_JIT", "0", "1: an error instead of a compile"),
-    Setting("CUFLASH_LOG", "", "level of the 'cuflash' logger, such as INFO, written to standard error"),
-    Setting("CUFLASH_NVRTC_FLAGS", "", "more options for NVRTC"),
+    Setting("CUFLASH_LOG", "", "such as INFO: level of what the 'cuflash' logger writes to stderr"),
+    Setting(
+        "CUFLASH_NVRTC_FLAGS", "", "more options for NVRTC; what files they name is not watched"
+    ),
     Setting("CUFLASH_SYNC", "0", "1: wait after each launch, so that an error names its kernel"),
 )
 
@@ -33,8 +41,9 @@ def cache_dir() -> Path:
     given = os.environ.get("CUFLASH_CACHE_DIR")
     if given:
         return Path(given).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "cuflash"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The XDG rule: a relative folder is to be ignored, since it would follow the working directory.
+    return (base if base.is_absolute() else Path(os.path.expanduser("~/.cache"))) / "cuflash"
 
 
 def kernel_dir() -> Path | None:
@@ -64,14 +73,26 @@ def sync() -> bool:
 
 
 def log_level() -> str | None:
-    """Level of the logger, or None to leave logging to the program."""
-    return os.environ.get("CUFLASH_LOG") or None
+    """Level of the logger in capitals, or None to leave logging to the program."""
+    return os.environ.get("CUFLASH_LOG", "").upper() or None
 
 
 def nvrtc_flags() -> list[str]:
-    """More options for NVRTC."""
-    return shlex.split(os.environ.get("CUFLASH_NVRTC_FLAGS", ""))
+    """More options for NVRTC, split as a shell would.
+
+    Raises
+    ------
+    InvalidConfigError
+        For a quote that is not closed.
+    """
+    given = os.environ.get("CUFLASH_NVRTC_FLAGS", "")
+    try:
+        return shlex.split(given)
+    except ValueError as error:
+        raise InvalidConfigError(
+            f"CUFLASH_NVRTC_FLAGS is {given!r}: {error}; options separated by spaces are needed"
+        ) from error
 
 
 def _flag(name: str) -> bool:
-    return os.environ.get(name, "") not in ("", "0")
+    return os.environ.get(name, "").lower() not in ("", "0", "false", "no", "off")

@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
     Softmax softmax(HAS_SCORE_MODIFIER || p.softmax_scale <= 0.0f ? LOG2_E : p.softmax_scale * LOG2_E);
     Output o = {};
 
-    const Range blocks = Mask(p, tile).visible_blocks(tile), whole = Mask(p, tile).whole_blocks(tile);
+    const Range blocks = Mask(p, tile).visible_blocks(tile);
     if (blocks.begin < blocks.end) {
         const ScoreModifier modifier(p, tile);
         const int first = blocks.begin, last = blocks.end - 1, seqlen_k = tile.seqlen_k;
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
                 Scores s = {};
                 gemm.scores(s, k_tiles, [&](int step, int steps) { load_v(n, 0, step, steps); });
                 copy_async_commit();
-                modify_and_mask(s, p, tile, modifier, n, n < whole.begin || n >= whole.end);
+                modify_and_mask(s, p, tile, modifier, n, Mask(p, tile).cuts(tile, n));
                 softmax.step(s, o);
                 copy_async_wait<0>();
                 __syncthreads();  // v(n) is here; every warp is done with k(n)
@@ -129,6 +129,7 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
             }
             TileWalker<BLOCK_N, HEAD_DIM, Gemm::PITCH_K, dtype_t> k_walker(k + (last - NUM_STAGES + 1) * BLOCK_N * p.k_strides.row, p.k_strides, p.head_dim);
             TileWalker<BLOCK_N, HEAD_DIM_V, Gemm::PITCH_V, dtype_t> v_walker(v + (last - NUM_STAGES + 1) * BLOCK_N * p.v_strides.row, p.v_strides, p.head_dim_v);
+            const Range whole = Mask(p, tile).whole_blocks(tile);
             int stage = 0, free_stage = NUM_STAGES - 1;
 #pragma unroll 1
             for (int n = last; n >= first; --n) {

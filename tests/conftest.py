@@ -1,4 +1,4 @@
-"""What every test gets: a kernel cache of its own, seeded numbers, and a skip where there is no GPU."""
+"""What every test gets: a kernel cache of its own, seeded numbers, a skip where there is no GPU."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-# Settings of the caller's shell that would change what the tests hold. CUFLASH_SYNC, CUFLASH_LOG and
-# CUFLASH_KERNEL_DIR stay: they are how one looks into a failing test, or tries an edited kernel.
+# Settings of the caller's shell that would change what the tests hold. CUFLASH_SYNC, CUFLASH_LOG
+# and CUFLASH_KERNEL_DIR stay: with them one looks into a failing test, or tries an edited kernel.
 OVERRIDING = ("CUFLASH_CONFIG", "CUFLASH_NO_CACHE", "CUFLASH_NO_JIT", "CUFLASH_NVRTC_FLAGS")
 
 
@@ -67,7 +67,10 @@ def settings_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     with pytest.MonkeyPatch.context() as patch:
         for name in OVERRIDING:
             patch.delenv(name, raising=False)
-        patch.setenv("CUFLASH_CACHE_DIR", os.fspath(tmp_path_factory.mktemp("cuflash-cache")))
+        base = tmp_path_factory.getbasetemp()
+        # Workers of pytest-xdist have folders of their own in one: they share what they compile.
+        shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+        patch.setenv("CUFLASH_CACHE_DIR", os.fspath(shared / "cuflash-cache"))
         yield
 
 

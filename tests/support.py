@@ -58,8 +58,8 @@ def to_numpy(x: Any) -> np.ndarray:
 def plain_attention(q: Any, k: Any, v: Any, dtype: Any, **options: Any) -> np.ndarray:
     """The plain same-precision computation: every step rounded to ``dtype``.
 
-    It takes what `cases.ref` takes. Inside one step numbers are float32 (float64 for float64), as in
-    a library's matrix product of that dtype.
+    It takes what `cases.ref` takes. Inside one step numbers are float32 (float64 for float64), as
+    in a library's matrix product of that dtype.
     """
     wide = np.float64 if dtype == np.float64 else np.float32
 

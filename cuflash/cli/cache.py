@@ -43,9 +43,9 @@ def list_command(as_json: bool) -> None:
     rows = []
     for entry in entries():
         meta = entry.meta or {}
-        name, _, digest = entry.name.rpartition("-")
+        name = entry.name.rpartition("-")[0]  # what follows is the digest
         row: Row = {
-            "name": name or digest,
+            "name": name,
             "arch": entry.arch,
             "dtype": dtype_of(name),
             "bytes": entry.bytes,
@@ -92,6 +92,6 @@ def prune(max_size: float | None, older_than: float | None) -> None:
 
     if max_size is None and older_than is None:
         raise click.UsageError("--max-size or --older-than says what to delete")
-    gone = kernel_cache.prune(None if max_size is None else int(max_size), older_than)
+    gone = kernel_cache.prune(max_size, older_than)
     freed = in_bytes(sum(entry.bytes for entry in gone))
     click.echo(f"deleted {len(gone)} kernels ({freed})", err=True)

@@ -20,14 +20,28 @@ if TYPE_CHECKING:
     from cuflash.gpu.spec import KernelSpec
 
 
+DTYPE = click.Choice(["fp16", "bf16", "fp32"])
+
+
 @click.command("compile")
 @click.option("--all", "everything", is_flag=True, help="All specs that ship for the architecture.")
-@click.option("--arch", "archs", multiple=True, metavar="SM",
-              help="Such as sm_90a; repeat for several.  [default: this GPU, else sm_90a]")  # fmt: skip
-@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(["fp16", "bf16", "fp32"]),
-              help="Repeat for several.  [default: bf16]")  # fmt: skip
-@click.option("--head-dim", "head_dims", multiple=True, type=click.IntRange(1, 256),
-              help="Of q and k; repeat for several.  [default: 128]")  # fmt: skip
+@click.option(
+    "--arch",
+    "archs",
+    multiple=True,
+    metavar="SM",
+    help=f"Repeat for several.  [default: this GPU, else {machine.DEFAULT_ARCH}]",
+)
+@click.option(
+    "--dtype", "dtypes", multiple=True, type=DTYPE, help="Repeat for several.  [default: bf16]"
+)
+@click.option(
+    "--head-dim",
+    "head_dims",
+    multiple=True,
+    type=click.IntRange(1, 256),
+    help="Of q and k; repeat for several.  [default: 128]",
+)
 @click.option("--head-dim-v", type=click.IntRange(1, 256), help="Of v.  [default: as --head-dim]")
 @click.option("--kernel", metavar="NAME", help="File in kernels_cu.  [default: as chosen]")
 @click.option("--block-m", type=click.IntRange(1), help="Query rows of a thread block.")
@@ -38,21 +52,34 @@ if TYPE_CHECKING:
 @click.option("--q-in-registers/--q-in-shared", default=None, help="Where q stays.")
 @click.option("--softcap", is_flag=True, help="With a softcap.")
 @click.option("--alibi", is_flag=True, help="With ALiBi slopes.")
+@click.option("--bias", type=DTYPE, help="With a bias of this dtype.")
 @click.option(
-    "--bias", type=click.Choice(["fp16", "bf16", "fp32"]), help="With a bias of this dtype."
+    "--precision",
+    type=click.Choice(["ieee", "tf32"]),
+    default="ieee",
+    show_default=True,
+    help="Of fp32 products.",
 )
-@click.option("--precision", type=click.Choice(["ieee", "tf32"]), default="ieee", show_default=True,
-              help="Of fp32 products.")  # fmt: skip
-@click.option("--vector-bytes", type=click.Choice(["2", "4", "8", "16"]), default="16",
-              show_default=True, help="Widest load that the arrays allow.")  # fmt: skip
+@click.option(
+    "--vector-bytes",
+    type=click.Choice(["2", "4", "8", "16"]),
+    default="16",
+    show_default=True,
+    help="Widest load that the arrays allow.",
+)
 @click.option("--ptx", is_flag=True, help="PTX too: to stdout for one kernel, else with --keep.")
 @click.option("--sass", is_flag=True, help="Disassembly too, likewise.")
-@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-              help="Copy .cu, .cubin and .json (with --ptx, --sass those too) of each to DIR.")  # fmt: skip
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write the .cu, .cubin and .json (.ptx, .sass) of each to DIR.",
+)
 @json_option
 @click.pass_context
 def compile_command(
     ctx: click.Context,
+    /,
     everything: bool,
     archs: tuple[str, ...],
     ptx: bool,

@@ -1,4 +1,4 @@
-"""`cuflash demo`: the main job on random input, checked and timed, with whatever this machine has."""
+"""`cuflash demo`: the main job on random input, checked and timed, with what this machine has."""
 
 from __future__ import annotations
 
@@ -57,11 +57,20 @@ class Size:
 @click.option("--heads", type=click.IntRange(1), help="Query heads.  [default: 16; on a CPU 4]")
 @click.option("--kv-heads", type=click.IntRange(1), help="Key heads.  [default: as --heads]")
 @click.option("--head-dim", type=click.IntRange(1), help="Head dim.  [default: 128; on a CPU 64]")
-@click.option("--dtype", type=click.Choice(["fp16", "bf16", "fp32"]), default="bf16",
-              show_default=True, help="Of q, k, v and the answer.")  # fmt: skip
+@click.option(
+    "--dtype",
+    type=click.Choice(["fp16", "bf16", "fp32"]),
+    default="bf16",
+    show_default=True,
+    help="Of q, k, v and the answer.",
+)
 @click.option("--causal/--no-causal", default=True, show_default=True, help="The causal mask.")
-@click.option("--arch", help="Compile for this architecture where there is no GPU.  "
-              f"[default: {machine.DEFAULT_ARCH}]")  # fmt: skip
+@click.option(
+    "--arch",
+    metavar="SM",
+    help="Compile for this architecture, with or without a GPU."
+    f"  [default: none; on a CPU {machine.DEFAULT_ARCH}]",
+)
 @click.option("--seed", default=0, show_default=True, help="Of the random numbers.")
 @json_option
 def demo(
@@ -139,10 +148,9 @@ def run_on_gpu(q: Any, k: Any, v: Any, problem: AttentionProblem) -> Row:
     out = cuflash.flash_attn_func(q, k, v, causal=problem.causal)
     # Where the kernel came from is news at the first call only.
     first = cuflash.last_plan()
-    buffer = cupy.empty_like(out)
 
     def call() -> None:
-        cuflash.flash_attn_func(q, k, v, causal=problem.causal, out=buffer)
+        cuflash.flash_attn_func(q, k, v, causal=problem.causal)
 
     device = device_info(cupy.cuda.Device().id)
     row = result(device.name, problem, event_times(call), q, k, v, out)

@@ -1,4 +1,4 @@
-"""Specs to compiled kernels and their table: what `cuflash compile` and `cuflash demo` both show."""
+"""Specs to compiled kernels and their table, which `cuflash compile` and `cuflash demo` show."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ def compile_specs(
     kernels: dict[KernelSpec, Kernel] = {}
     failures: dict[KernelSpec, CuflashError] = {}
     workers = max(1, min(len(specs), os.cpu_count() or 1))
-    # The bar draws nothing where stderr is no terminal.
-    with (
-        ThreadPoolExecutor(workers) as pool,
-        click.progressbar(length=len(specs), label="compiling", file=sys.stderr) as bar,
-    ):
+    progress = click.progressbar(
+        length=len(specs), label="compiling", file=sys.stderr, hidden=not sys.stderr.isatty()
+    )
+    with ThreadPoolExecutor(workers) as pool, progress as bar:
         running = {pool.submit(load_or_compile, spec): spec for spec in specs}
         for future in as_completed(running):
             spec = running[future]

@@ -6,7 +6,7 @@ import functools
 import importlib.util
 
 # The architecture that is compiled for where there is no GPU to ask.
-DEFAULT_ARCH = "sm_90a"
+DEFAULT_ARCH = "sm_90"
 
 
 @functools.cache

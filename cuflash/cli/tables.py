@@ -1,4 +1,4 @@
-"""The one way results are printed: a table for a person, tab-separated values or JSON for a program."""
+"""The one way results are printed: a table for a person, TSV or JSON for a program."""
 
 from __future__ import annotations
 
@@ -98,8 +98,9 @@ def show(tables: Sequence[Table], console: Console) -> None:
                 drawn.add_row(column.heading, text)
         else:
             for column in table.columns:
-                justify = "right" if column.right else "left"
-                drawn.add_column(column.heading, justify=justify, overflow="fold")
+                drawn.add_column(
+                    column.heading, justify="right" if column.right else "left", overflow="fold"
+                )
             for line in lines:
                 drawn.add_row(*line)
         console.print(drawn)
@@ -120,7 +121,13 @@ def _text(column: Column, row: Row) -> Text:
 def _tab_separated(table: Table) -> str:
     lines = ["\t".join(column.key for column in table.columns)]
     for row in table.rows:
-        values = ("" if value is None else str(value) for value in _bare(table, row).values())
-        # A value on one line, without tabs: cut(1) and a spreadsheet see as many fields as keys.
-        lines.append("\t".join(" ".join(value.split()) for value in values))
+        lines.append("\t".join(_field(value) for value in _bare(table, row).values()))
     return "\n".join(lines)
+
+
+def _field(value: Any) -> str:
+    """Give a value without tabs and newlines, so that cut(1) sees as many fields as keys."""
+    if value is None:
+        return ""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return " ".join(text.split())

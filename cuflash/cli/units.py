@@ -32,7 +32,7 @@ def in_age(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-class _Quantity(click.ParamType):
+class _Quantity(click.ParamType[float]):
     """A number with one of some units, such as 500M or 30d."""
 
     def __init__(self, name: str, pattern: str, units: dict[str, int], example: str) -> None:

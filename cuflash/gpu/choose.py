@@ -50,7 +50,7 @@ def choose(problem: AttentionProblem, device: Device, config: Any = None) -> Cho
         config, source = settings.config(), "CUFLASH_CONFIG"
     wanted = parse_config(config, source) if config is not None else {}
     kernel, why = _kernel(problem, device, wanted.pop("kernel", None), source)
-    tile = tiles.default_tile(kernel, problem.dtype, _padded_dim(problem), _modified(problem), device)
+    tile = tiles.default_tile(kernel, problem.dtype, _padded_dim(problem), _demanding(problem), device)
     if wanted:
         tile = replace(tile, **wanted)
     spec = _spec(problem, device, kernel, tile)
@@ -108,6 +108,14 @@ def _kernel(
                 f" and this is {device.arch}: leave the kernel out or ask for 'forward_simt'"
             )
         return asked, f"{asked} from {source}"
+    if (
+        tensor_cores
+        and problem.dtype == "fp32"
+        and _padded_dim(problem) > 192
+        and (vector_bytes(problem) < 16 or (_demanding(problem) and device.compute_capability >= 100))
+    ):
+        # Accumulators, and addresses or modifiers, together need more registers than there are.
+        return "forward_simt", "fp32 of head_dim > 192, unaligned or modified: plain FMA"
     if tensor_cores:
         return "forward_mma", f"{problem.dtype} tensor cores of {device.arch}"
     return "forward_simt", f"{device.arch} has no {problem.dtype} tensor cores: plain FMA"
@@ -151,5 +159,6 @@ def _padded_dim(problem: AttentionProblem) -> int:
     return pad_head_dim(max(problem.head_dim, problem.head_dim_v))
 
 
-def _modified(problem: AttentionProblem) -> bool:
-    return problem.softcap > 0.0 or problem.alibi or problem.bias is not None
+def _demanding(problem: AttentionProblem) -> bool:
+    modified = problem.softcap > 0.0 or problem.alibi or problem.bias is not None
+    return modified or vector_bytes(problem) < 16 or problem.precision != "ieee"

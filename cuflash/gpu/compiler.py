@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,18 +17,29 @@ from cuflash.gpu.render import Source
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What ptxas says of a kernel: per thread registers, spills and stack, per block static shared memory."""
+    """What ptxas says of a kernel: registers, spills and stack of a thread, fixed shared memory."""
 
     registers: int
-    spill_bytes: int
+    spill_stores: int
+    spill_loads: int
     stack_bytes: int
     static_shared_bytes: int
     warnings: tuple[str, ...]
 
+    @property
+    def spill_bytes(self) -> int:
+        """Bytes of spill stores and loads together: 0 for a kernel that keeps all in registers."""
+        return self.spill_stores + self.spill_loads
+
+    @property
+    def serialized(self) -> bool:
+        """Whether ptxas made wgmma instructions wait for each other, and most speed is lost."""
+        return any(_SERIALIZED.search(warning) for warning in self.warnings)
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A compiled kernel."""
+    """A compiled kernel; ``milliseconds`` is what NVRTC took, ``ptx`` is None unless asked for."""
 
     cubin: bytes
     log: str
@@ -56,66 +69,85 @@ def compile_source(source: Source, arch: str, *, ptx: bool = False) -> Compiled:
     CompileError
         With the first error's file and line in the message and NVRTC's whole output in ``log``.
     MissingDependencyError
+        If NVRTC or the CUDA headers are not installed.
     """
     nvrtc = toolchain.nvrtc()
-    headers = list(source.includes)
+    arguments = [*options(arch), f"-I{toolchain.header_directory()}"]
     error, program = nvrtc.nvrtcCreateProgram(
         source.text.encode(),
         f"kernels_cu/{source.name}".encode(),
-        len(headers),
-        [source.includes[name].encode() for name in headers],
-        [name.encode() for name in headers],
+        len(source.includes),
+        [text.encode() for text in source.includes.values()],
+        [name.encode() for name in source.includes],
     )
     _require(nvrtc, error, "create a program")
     try:
-        arguments = [*options(arch), f"-I{toolchain.header_directory()}"]
         start = time.perf_counter()
-        (error,) = nvrtc.nvrtcCompileProgram(program, len(arguments), [a.encode() for a in arguments])
+        (error,) = nvrtc.nvrtcCompileProgram(
+            program, len(arguments), [os.fsencode(argument) for argument in arguments]
+        )
         milliseconds = 1e3 * (time.perf_counter() - start)
-        log = _text(nvrtc, program, "ProgramLog").decode(errors="replace").strip("\0 \n")
+        log = _fetch(nvrtc, program, "ProgramLog").decode(errors="replace").strip("\0 \n")
         if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(_first_error(source, arch, log), log=log, source_path=f"kernels_cu/{source.name}")
-        cubin = _text(nvrtc, program, "CUBIN")
-        if not cubin:
-            raise CompileError(f"NVRTC gave no machine code for {source.name} and {arch}", log=log)
-        assembly = _text(nvrtc, program, "PTX").rstrip(b"\0") if ptx else None
+            raise CompileError(
+                f"{source.name} does not compile for {arch}: {first_error(log) or error.name}",
+                log=log,
+                source_path=source.path,
+            )
+        cubin = _fetch(nvrtc, program, "CUBIN")
+        text = _fetch(nvrtc, program, "PTX").rstrip(b"\0") if ptx else None
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    return Compiled(cubin, log, parse_resources(log), milliseconds, assembly)
+    if not cubin:
+        raise CompileError(
+            f"NVRTC gave no machine code for {source.name}: -arch=sm_... is needed, and it got"
+            f" {' '.join(options(arch))}; look at CUFLASH_NVRTC_FLAGS",
+            log=log,
+            source_path=source.path,
+        )
+    return Compiled(cubin, log, parse_resources(log), milliseconds, text)
+
+
+_WARNING = re.compile(r"\bwarning\b|\bC75\d\d\b|serializ", re.IGNORECASE)
+_SERIALIZED = re.compile(r"\bC75\d\d\b|serializ", re.IGNORECASE)
+_ERROR = re.compile(r"\b(error|fatal)\b", re.IGNORECASE)
 
 
 def parse_resources(log: str) -> Resources:
-    """Read ptxas's report of a file with one kernel."""
+    """Read ptxas's report of a file with one kernel.
 
-    def number(pattern: str) -> int:
-        match = re.search(pattern, log)
-        return int(match[1]) if match else 0
+    A function that was not inlined has lines of its own: its spills count with the kernel's.
+    """
 
-    warnings = [line.strip() for line in log.splitlines() if re.search(r"warning|C75\d\d|serializ", line)]
+    def numbers(pattern: str) -> list[int]:
+        return [int(text) for text in re.findall(pattern, log)]
+
     return Resources(
-        registers=number(r"Used (\d+) registers"),
-        spill_bytes=number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
-        stack_bytes=number(r"(\d+) bytes stack frame"),
-        static_shared_bytes=number(r"(\d+) bytes smem"),
-        warnings=tuple(warnings),
+        registers=max(numbers(r"Used (\d+) registers"), default=0),
+        spill_stores=sum(numbers(r"(\d+) bytes spill stores")),
+        spill_loads=sum(numbers(r"(\d+) bytes spill loads")),
+        stack_bytes=max(numbers(r"(\d+) bytes stack frame"), default=0),
+        static_shared_bytes=max(numbers(r"(\d+) bytes smem"), default=0),
+        warnings=tuple(line.strip() for line in log.splitlines() if _WARNING.search(line)),
     )
 
 
-def _first_error(source: Source, arch: str, log: str) -> str:
-    lines = [line.strip() for line in log.splitlines() if "error" in line]
-    first = lines[0] if lines else log.strip() or "NVRTC gave no reason"
-    for name in source.includes:  # headers of ours are named as they are included
-        first = re.sub(rf"(?<![\w/]){re.escape(name)}\(", f"kernels_cu/{name}(", first)
-    return f"{source.name} does not compile for {arch}: {first}"
+def first_error(log: str) -> str:
+    """The log's first line that says what is wrong, with its file and line; "" for an empty log."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return next((line for line in lines if _ERROR.search(line)), lines[0] if lines else "")
 
 
-def _text(nvrtc: Any, program: Any, what: str) -> bytes:
-    error, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
+def _fetch(nvrtc: Any, program: Any, what: str) -> bytes:
+    ask_size: Callable[..., Any] = getattr(nvrtc, f"nvrtcGet{what}Size")
+    ask: Callable[..., Any] = getattr(nvrtc, f"nvrtcGet{what}")
+    error, size = ask_size(program)
     _require(nvrtc, error, f"get the {what}")
-    buffer = b" " * size
-    (error,) = getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
+    # Never bytes: NVRTC writes into it, and Python shares short bytes objects.
+    buffer = bytearray(size)
+    (error,) = ask(program, buffer)
     _require(nvrtc, error, f"get the {what}")
-    return buffer
+    return bytes(buffer)
 
 
 def _require(nvrtc: Any, error: Any, doing: str) -> None:

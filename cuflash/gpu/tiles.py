@@ -31,17 +31,20 @@ _HALF = {
     "large": [
         (64, Tile(128, 64, 4, 2, 2, True)),
         (128, Tile(128, 64, 4, 2, 2)),
+        (192, Tile(128, 96, 8, 2)),
         (256, Tile(128, 64, 8, 2)),
     ],
     "medium": [
         (64, Tile(128, 64, 4, 2, 2, True)),
+        (96, Tile(128, 64, 4, 2, 2)),
         (128, Tile(128, 64, 4, 1, 2)),
+        (192, Tile(128, 64, 8, 2)),
         (256, Tile(128, 64, 8, 1)),
     ],
     "small": [
         (64, Tile(128, 64, 4, 1, 2, True)),
         (128, Tile(128, 64, 8, 1)),
-        (192, Tile(64, 64, 4, 1)),
+        (192, Tile(64, 48, 4, 1)),
         (256, Tile(64, 48, 4, 1)),
     ],
     "turing": [
@@ -54,14 +57,16 @@ _HALF = {
 _SINGLE = {
     "large": [
         (64, Tile(128, 32, 4, 1, 2)),
+        (112, Tile(64, 32, 4, 1, 2)),
         (128, Tile(128, 32, 4, 1, 2)),
-        (192, Tile(64, 32, 4, 1, 2)),
+        (192, Tile(64, 16, 4, 1, 2)),
         (256, Tile(64, 16, 4, 1, 2)),
     ],
     "medium": [
         (64, Tile(128, 32, 4, 1, 2)),
         (128, Tile(64, 32, 4, 1, 2)),
-        (256, Tile(64, 32, 4, 1)),
+        (192, Tile(64, 16, 4, 1)),
+        (256, Tile(64, 16, 4, 1)),
     ],
     "small": [
         (64, Tile(64, 32, 4, 1, 2)),
@@ -70,30 +75,44 @@ _SINGLE = {
         (256, Tile(32, 16, 2, 1)),
     ],
 }
-# Modifiers work on single scores between the two products; a warp then keeps 16 rows.
-_HALF_MODIFIED = [
-    (64, Tile(64, 64, 4, 1, 2)),
-    (128, Tile(64, 64, 4, 1)),
+# Modifiers work on single scores between the two products, narrow loads need more addresses: a warp then
+# keeps 16 rows, so that nothing spills.
+_HALF_DEMANDING = [
+    (64, Tile(64, 64, 4, 1)),
+    (128, Tile(64, 32, 4, 1)),
     (192, Tile(64, 32, 4, 1)),
     (256, Tile(64, 16, 4, 1)),
 ]
-_SINGLE_MODIFIED = [
-    (64, Tile(64, 32, 4, 1)),
+_SINGLE_DEMANDING = [
     (128, Tile(64, 32, 4, 1)),
     (192, Tile(64, 16, 4, 1)),
     (256, Tile(32, 16, 2, 1)),
 ]
-_SIMT = [(32, Tile(64, 32, 8)), (64, Tile(64, 64, 8)), (128, Tile(64, 32, 8)), (256, Tile(32, 16, 4))]
+_SIMT = [
+    (32, Tile(64, 32, 8)),
+    (64, Tile(64, 64, 8)),
+    (128, Tile(64, 32, 8)),
+    (256, Tile(32, 16, 4)),
+]
 
 
-def default_tile(kernel: str, dtype: str, head_dim: int, modified: bool, device: Device) -> Tile:
-    """Tile of the heuristic; ``head_dim`` is the larger of the two padded ones."""
+def default_tile(
+    kernel: str, dtype: str, head_dim: int, demanding: bool, device: Device
+) -> Tile:
+    """Tile of the heuristic.
+
+    ``head_dim`` is the larger of the two padded ones; ``demanding``: modified scores, narrow loads or
+    another precision than the usual, which cost registers.
+    """
+    size = _size_class(device)
     if kernel == "forward_simt":
         table = _SIMT
-    elif modified:
-        table = _SINGLE_MODIFIED if dtype == "fp32" else _HALF_MODIFIED
+    elif dtype == "fp32":
+        if device.compute_capability >= 100:  # the compiler finds 32 rows a warp too many there
+            size = "small"
+        table = _SINGLE_DEMANDING if demanding else _SINGLE[size]
     else:
-        table = (_SINGLE if dtype == "fp32" else _HALF)[_size_class(device)]
+        table = _HALF_DEMANDING if demanding else _HALF[size]
     return next(tile for largest, tile in table if head_dim <= largest)
 
 

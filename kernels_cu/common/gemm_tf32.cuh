@@ -1,7 +1,8 @@
 // One warp's two products for float32 inputs on tensor cores.
-// x = lead + rest: lead is x rounded to tf32 (11 bits), rest what is left. x*y = lead*lead + lead*rest + rest*lead,
-// to about 2^-20 (the scheme of CUTLASS example 27 and Ootomo & Yokota 2022). The large term runs in tf32; the two
-// small ones, 2^-11 of it, need few bits and run in bf16, which the unit multiplies at twice the rate.
+// x = lead + rest: lead is x rounded to tf32 (11 bits), rest what is left. x*y = lead*lead + lead*rest + rest*lead
+// (the scheme of CUTLASS example 27 and Ootomo & Yokota 2022). All three in tf32 are right to about 2^-22: so for
+// the scores, whose error the exponential multiplies by their size. For the output the two small terms, 2^-11 of
+// it, run in bf16, which the unit multiplies at twice the rate: about 2^-20.
 // k is summed over, so its slots may be numbered at will: a thread takes the four neighbours 4t..4t+3 of 16
 // columns (q, k), and keys 2t, 2t+1 of 8 (weights, v), where the accumulator has them. Columns of out are
 // numbered so too: slot g of block b in a pair of blocks is column 2g + b. Wide loads then feed several products,
@@ -13,25 +14,21 @@
 
 // 16 values of k for one row (of A: g or g + 8) or column (of B): a thread's four of them.
 struct Split {
-    float lead[4];
-    unsigned lead_pairs[2], rest_pairs[2];  // bf16
+    float lead[4], rest[4];
 
     Split() = default;
     __device__ __forceinline__ Split(float x0, float x1, float x2, float x3) {
         const float x[4] = {x0, x1, x2, x3};
-        float rest[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             // Round to nearest: truncating would make every remainder push the same way.
             lead[i] = __uint_as_float((__float_as_uint(x[i]) + 0x1000u) & 0xffffe000u);
             rest[i] = x[i] - lead[i];
         }
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            lead_pairs[i] = __byte_perm(__float_as_uint(lead[2 * i]), __float_as_uint(lead[2 * i + 1]), 0x7632);
-            rest_pairs[i] = pack_pair<__nv_bfloat16>(rest[2 * i], rest[2 * i + 1]);
-        }
     }
+
+    __device__ __forceinline__ unsigned lead_pair(int i) const { return __byte_perm(__float_as_uint(lead[2 * i]), __float_as_uint(lead[2 * i + 1]), 0x7632); }
+    __device__ __forceinline__ unsigned rest_pair(int i) const { return pack_pair<__nv_bfloat16>(rest[2 * i], rest[2 * i + 1]); }
 };
 
 template <int M_FRAGS>
@@ -51,29 +48,37 @@ struct WarpGemm<float, M_FRAGS> {
 
     __device__ __forceinline__ void load_q() {}
 
-    // part[m][n] += a[m] b[n] over 16 of k; a[m] are rows g and g + 8. Products of one
-    // accumulator are kept apart by those of the others: the unit's latency is several times its issue interval.
+    // part[m][n] += a[m] b[n] over 16 of k; a[m] are rows g and g + 8. Products of one accumulator are kept apart
+    // by those of the others: the unit's latency is several times its issue interval.
+    template <bool SMALL_TERMS_IN_BF16>
     static __device__ __forceinline__ void multiply(float (&part)[M_FRAGS][2][4], const Split (&a)[M_FRAGS][2], const Split (&b)[2]) {
+        constexpr int TERMS = TF32_PRODUCTS == 1 || SMALL_TERMS_IN_BF16 ? 1 : 3;
 #pragma unroll
-        for (int step = 0; step < 4; step += 2)
+        for (int term = 0; term < TERMS; ++term)
 #pragma unroll
-            for (int n = 0; n < 2; ++n)
+            for (int step = 0; step < 4; step += 2)
 #pragma unroll
-                for (int m = 0; m < M_FRAGS; ++m) {
-                    const float left[4] = {a[m][0].lead[step], a[m][1].lead[step], a[m][0].lead[step + 1], a[m][1].lead[step + 1]};
-                    mma_16x8x8_tf32(part[m][n], left, b[n].lead[step], b[n].lead[step + 1]);
-                }
-        if constexpr (TF32_PRODUCTS == 3) {
+                for (int n = 0; n < 2; ++n)
+#pragma unroll
+                    for (int m = 0; m < M_FRAGS; ++m) {
+                        const auto& low = TERMS == 3 && term == 0 ? a[m][0].rest : a[m][0].lead;
+                        const auto& high = TERMS == 3 && term == 0 ? a[m][1].rest : a[m][1].lead;
+                        const auto& right = term == 1 ? b[n].rest : b[n].lead;
+                        const float left[4] = {low[step], high[step], low[step + 1], high[step + 1]};
+                        mma_16x8x8_tf32(part[m][n], left, right[step], right[step + 1]);
+                    }
+        if constexpr (TF32_PRODUCTS == 3 && SMALL_TERMS_IN_BF16) {
 #pragma unroll
             for (int term = 0; term < 2; ++term)
 #pragma unroll
                 for (int n = 0; n < 2; ++n)
 #pragma unroll
                     for (int m = 0; m < M_FRAGS; ++m) {
-                        const auto& low = term ? a[m][0].lead_pairs : a[m][0].rest_pairs;
-                        const auto& high = term ? a[m][1].lead_pairs : a[m][1].rest_pairs;
-                        const auto& right = term ? b[n].rest_pairs : b[n].lead_pairs;
-                        const unsigned left[4] = {low[0], high[0], low[1], high[1]};
+                        unsigned left[4], right[2];
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) left[i] = term ? a[m][i % 2].lead_pair(i / 2) : a[m][i % 2].rest_pair(i / 2);
+#pragma unroll
+                        for (int i = 0; i < 2; ++i) right[i] = term ? b[n].rest_pair(i) : b[n].lead_pair(i);
                         mma_16x8x16<__nv_bfloat16>(part[m][n], left, right[0], right[1]);
                     }
         }
@@ -114,7 +119,7 @@ struct WarpGemm<float, M_FRAGS> {
 #pragma unroll
                 for (int n = 0; n < N_BLOCKS; n += 2) {
                     const Split b[2] = {split(k_rows + n * 8 * PITCH_K + column), split(k_rows + (n + 1) * 8 * PITCH_K + column)};
-                    multiply(part[n / 2], a, b);
+                    multiply<false>(part[n / 2], a, b);
                 }
             }
 #pragma unroll
@@ -141,7 +146,7 @@ struct WarpGemm<float, M_FRAGS> {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) x[i] = *reinterpret_cast<const float2*>(v_rows + (step * 8 + i / 2 * 8 + i % 2) * PITCH_V + n * 8);
                 const Split b[2] = {Split(x[0].x, x[1].x, x[2].x, x[3].x), Split(x[0].y, x[1].y, x[2].y, x[3].y)};
-                multiply(part, a, b);
+                multiply<true>(part, a, b);
             }
             add_part(o, n, part);
         }

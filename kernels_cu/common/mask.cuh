@@ -16,13 +16,18 @@ struct Mask {
     __device__ __forceinline__ int first_key(int query) const { return max(0, query + diagonal - left); }
     __device__ __forceinline__ int end_key(int query) const { return min(seqlen_k, query + diagonal + right + 1); }
 
-    // Key blocks of which some row of the tile sees something ...
+    // Key blocks of which some row of the tile sees something.
     __device__ __forceinline__ Range visible_blocks(const Tile& tile) const {
         return {first_key(tile.m_start) / BLOCK_N, (max(end_key(tile.m_start + tile.rows - 1), 0) + BLOCK_N - 1) / BLOCK_N};
     }
 
-    // ... and those of which every row sees everything: no element needs a test.
+    // Key blocks that every row of the tile sees whole: in all others elements must be tested.
     __device__ __forceinline__ Range whole_blocks(const Tile& tile) const {
         return {(first_key(tile.m_start + tile.rows - 1) + BLOCK_N - 1) / BLOCK_N, max(end_key(tile.m_start), 0) / BLOCK_N};
+    }
+
+    // The same question of one block, without a range to keep.
+    __device__ __forceinline__ bool cuts(const Tile& tile, int block) const {
+        return (block + 1) * BLOCK_N > end_key(tile.m_start) || block * BLOCK_N < first_key(tile.m_start + tile.rows - 1);
     }
 };

@@ -13,9 +13,8 @@ struct OnlineSoftmax {
     float maximum[M_FRAGS][2];  // of the row so far, as a base-2 exponent; -inf = no visible key yet
     float sum[M_FRAGS][2];      // this thread's share of the row's sum of weights
     float multiplier;           // from score to base-2 exponent, > 0
-    bool exact;                 // some maximum of the warp is large
 
-    __device__ __forceinline__ explicit OnlineSoftmax(float score_to_exponent) : multiplier(score_to_exponent), exact(false) {
+    __device__ __forceinline__ explicit OnlineSoftmax(float score_to_exponent) : multiplier(score_to_exponent) {
 #pragma unroll
         for (int m = 0; m < M_FRAGS; ++m)
 #pragma unroll
@@ -43,7 +42,10 @@ struct OnlineSoftmax {
         if (__any_sync(0xffffffffu, grew)) rescale(tile_maximum, o);
 
         float scale = multiplier;
-        if (exact) {  // round the product first, as the maximum was: then the largest score gives exactly 1
+        float largest = 0.0f;
+#pragma unroll
+        for (int m = 0; m < M_FRAGS; ++m) largest = fmaxf(largest, fmaxf(fabsf(maximum[m][0]), fabsf(maximum[m][1])));
+        if (__any_sync(0xffffffffu, largest > LARGE_EXPONENT)) {  // round the product first, as the maximum was: then the largest score gives exactly 1
 #pragma unroll
             for (int m = 0; m < M_FRAGS; ++m)
 #pragma unroll
@@ -69,7 +71,6 @@ struct OnlineSoftmax {
 
     template <int V_BLOCKS>
     __device__ __forceinline__ void rescale(const float (&tile_maximum)[M_FRAGS][2], float (&o)[M_FRAGS][V_BLOCKS][4]) {
-        bool large = exact;
 #pragma unroll
         for (int m = 0; m < M_FRAGS; ++m)
 #pragma unroll
@@ -77,7 +78,6 @@ struct OnlineSoftmax {
                 const float old = maximum[m][r], now = fmaxf(old, tile_maximum[m][r]);
                 const float shrink = old == minus_infinity() ? 0.0f : exp2_approx(old - now);
                 maximum[m][r] = now;
-                large |= now != minus_infinity() && fabsf(now) > LARGE_EXPONENT;
                 sum[m][r] *= shrink;
 #pragma unroll
                 for (int v = 0; v < V_BLOCKS; ++v) {
@@ -85,7 +85,6 @@ struct OnlineSoftmax {
                     o[m][v][2 * r + 1] *= shrink;
                 }
             }
-        exact = __any_sync(0xffffffffu, large);
     }
 
     // Closes a row: what o must be multiplied with, and the row's lse (natural log). An empty row gives 0 and
