@@ -16,6 +16,7 @@ constexpr int BLOCKS_PER_SM = 1;
 constexpr int NUM_STAGES = 2;
 constexpr int VECTOR_BYTES = 16;
 constexpr bool Q_IN_REGISTERS = false;
+constexpr bool HAS_MASK = true;
 constexpr bool HAS_SOFTCAP = false;
 constexpr bool HAS_ALIBI = false;
 constexpr bool HAS_BIAS = false;

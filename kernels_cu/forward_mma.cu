@@ -5,6 +5,7 @@
 //   weights live in registers only. Only tiles on an edge of the mask pay for masking.
 // Thread roles: all alike. A warp owns BLOCK_M / NUM_WARPS (16 or 32) whole rows, so row maxima and sums need
 //   shuffles within a quad and nothing else; warps meet once a tile, for the loads.
+// NaN and infinity: a masked or padded key never reaches a row that does not see it (common/repair.cuh).
 // Shared memory (T = dtype_t):  q [BLOCK_M][PITCH_Q] | k [NUM_STAGES][BLOCK_N][PITCH_K] | v [NUM_STAGES][BLOCK_N][PITCH_V]
 //   Finished outputs pass through the warp's own rows of q, to leave in 16-byte stores.
 // Loads: NUM_STAGES >= 2: tiles n-1 .. travel while tile n is used, one barrier a tile. NUM_STAGES == 1: v(n)
@@ -16,6 +17,7 @@
 #include "common/types.cuh"
 #include "common/layout.cuh"
 #include "common/mask.cuh"
+#include "common/repair.cuh"
 #include "common/score.cuh"
 #include "common/softmax.cuh"
 #include "common/gemm_16bit.cuh"
@@ -27,6 +29,9 @@ constexpr int WARP_M = BLOCK_M / NUM_WARPS;
 constexpr int M_FRAGS = WARP_M / 16;
 static_assert(M_FRAGS * 16 * NUM_WARPS == BLOCK_M, "block_m must be a multiple of 16 * num_warps");
 static_assert(BLOCK_N % 16 == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0);
+
+// With one block an SM nothing hides the first loads: then the first scores do not wait for v.
+constexpr bool FIRST_V_APART = NUM_WARPS > 4;
 
 using Gemm = WarpGemm<dtype_t, M_FRAGS>;
 using Softmax = OnlineSoftmax<M_FRAGS, Gemm::N_BLOCKS>;
@@ -72,6 +77,7 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
     dtype_t* const v_tiles = k_tiles + NUM_STAGES * BLOCK_N * Gemm::PITCH_K;
     // Shared, because only loads, masks and the epilogue need them: they must not hold registers through the products.
     __shared__ Tile tile;
+    __shared__ float row_lse[HAS_MASK ? BLOCK_M : 1];
     __shared__ const dtype_t *k, *v;  // first row of the sequence
 
     if (threadIdx.x == 0) {
@@ -111,19 +117,21 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
                 __syncthreads();  // k(n) is here; every warp is done with v(n+1)
                 if (n == last) gemm.load_q();
                 Scores s = {};
-                gemm.scores(s, k_tiles, [&](int step, int steps) { load_v(n, 0, step, steps); });
+                // Early in the products, though not in one burst: they must hide the whole way from memory.
+                gemm.scores(s, k_tiles, [&](int step, int steps) { load_v(n, 0, step, (steps + 3) / 4); });
                 copy_async_commit();
                 modify_and_mask(s, p, tile, modifier, n, Mask(p, tile).cuts(tile, n));
                 softmax.step(s, o);
                 copy_async_wait<0>();
                 __syncthreads();  // v(n) is here; every warp is done with k(n)
-                gemm.values(o, s, v_tiles, [&](int step, int steps) { load_k(n - 1, 0, step, steps); });
+                gemm.values(o, s, v_tiles, [&](int step, int steps) { load_k(n - 1, 0, step, (steps + 3) / 4); });
                 copy_async_commit();
             }
         } else {
 #pragma unroll
             for (int ahead = 0; ahead < NUM_STAGES - 1; ++ahead) {
                 load_k(last - ahead, ahead);
+                if (FIRST_V_APART && ahead == 0) copy_async_commit();
                 load_v(last - ahead, ahead);
                 copy_async_commit();
             }
@@ -133,8 +141,9 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
             int stage = 0, free_stage = NUM_STAGES - 1;
 #pragma unroll 1
             for (int n = last; n >= first; --n) {
-                copy_async_wait<NUM_STAGES - 2>();
-                __syncthreads();  // k(n), v(n) are here; every warp is done with tile n+1
+                if (FIRST_V_APART && n == last) copy_async_wait<NUM_STAGES - 1>();
+                else copy_async_wait<NUM_STAGES - 2>();
+                __syncthreads();  // k(n) and, but for the first n, v(n) are here; every warp is done with tile n+1
                 if (n == last) gemm.load_q();
                 Scores s = {};
                 gemm.scores(s, k_tiles + stage * BLOCK_N * Gemm::PITCH_K, [&](int step, int steps) {
@@ -147,6 +156,10 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
                 v_walker.step_back(p.v_strides);
                 modify_and_mask(s, p, tile, modifier, n, n < whole.begin || n >= whole.end);
                 softmax.step(s, o);
+                if (FIRST_V_APART && n == last) {
+                    copy_async_wait<NUM_STAGES - 1>();
+                    __syncthreads();  // the first v is here
+                }
                 gemm.values(o, s, v_tiles + stage * BLOCK_N * Gemm::PITCH_V, [](int, int) {});
                 free_stage = stage;
                 stage = stage + 1 == NUM_STAGES ? 0 : stage + 1;
@@ -155,6 +168,7 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
     }
 
     const float* const sink = p.sink && tile.owned ? p.sink + tile.head : nullptr;
+    bool not_finite = false;
     float* const lse_of_block = p.lse ? p.lse + tile.batch * p.lse_batch_stride + tile.head * p.lse_head_stride + tile.row_q + tile.m_start : nullptr;
 #pragma unroll
     for (int m = 0; m < M_FRAGS; ++m)
@@ -163,15 +177,23 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
             float lse;
             const float factor = softmax.finish(m, r, sink, lse);
             const int row = warp * WARP_M + m * 16 + r * 8 + lane / 4;
+            if (HAS_MASK && lane % 4 == 0) row_lse[row] = lse;
             if (lse_of_block && lane % 4 == 0 && row < tile.rows) lse_of_block[row] = lse;
 #pragma unroll
             for (int n = 0; n < Gemm::V_BLOCKS; ++n)
 #pragma unroll
-                for (int i = 2 * r; i < 2 * r + 2; ++i) o[m][n][i] = factor == 0.0f ? 0.0f : o[m][n][i] * factor;
+                for (int i = 2 * r; i < 2 * r + 2; ++i) {
+                    o[m][n][i] = factor == 0.0f ? 0.0f : o[m][n][i] * factor;
+                    not_finite |= !isfinite(o[m][n][i]);
+                }
         }
     __syncwarp();  // every lane has read its last of q
     gemm.stage(o, warp_q);
     __syncwarp();
+    if (HAS_MASK && __any_sync(0xffffffffu, not_finite)) {
+        repair_rows<WARP_M, Gemm::PITCH_Q>(p, tile, warp_q, row_lse, warp * WARP_M);
+        __syncwarp();
+    }
     dtype_t* const out = row_pointer(static_cast<dtype_t*>(p.out), p.out_strides, tile.batch, tile.row_q + tile.m_start + warp * WARP_M, tile.head);
     store_rows<WARP_M, HEAD_DIM_V, Gemm::PITCH_Q>(warp_q, out, p.out_strides, tile.rows - warp * WARP_M, p.head_dim_v, p.out_vectorized);
 }

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from cold_process import nvrtc_calls, root  # noqa: F401 - fixtures, found here by every module
 
 # Settings of the caller's shell that would change what the tests hold. CUFLASH_SYNC, CUFLASH_LOG
 # and CUFLASH_KERNEL_DIR stay: with them one looks into a failing test, or tries an edited kernel.

@@ -9,7 +9,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from tiny_kernels import needs_nvrtc, write_kernels
+from needs import needs_nvrtc
+from tiny_kernels import write_kernels
 
 fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 

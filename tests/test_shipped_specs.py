@@ -10,7 +10,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tiny_kernels import needs_nvrtc
+from needs import needs_nvrtc
 
 from cuflash.errors import CuflashError
 from cuflash.gpu import compiler, toolchain

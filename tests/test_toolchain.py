@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny_kernels import needs_nvrtc
+from needs import needs_nvrtc
 
 from cuflash.errors import MissingDependencyError, UnsupportedArchError
 from cuflash.gpu import toolchain

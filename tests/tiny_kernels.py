@@ -9,22 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
-from cuflash.errors import MissingDependencyError
-from cuflash.gpu import toolchain
-
-
-def _why_no_nvrtc() -> str | None:
-    try:
-        toolchain.header_directory()
-    except MissingDependencyError as error:
-        return str(error)
-    return None
-
-
-needs_nvrtc = pytest.mark.skipif(_why_no_nvrtc() is not None, reason=_why_no_nvrtc() or "")
-
 FILES = {
     "prelude.cuh.in": (
         "// Costs $$0.\n"

@@ -50,7 +50,14 @@ def choose(problem: AttentionProblem, device: Device, config: Any = None) -> Cho
         config, source = settings.config(), "CUFLASH_CONFIG"
     wanted = parse_config(config, source) if config is not None else {}
     kernel, why = _kernel(problem, device, wanted.pop("kernel", None), source)
-    tile = tiles.default_tile(kernel, problem.dtype, _padded_dim(problem), _demanding(problem), device)
+    tile = tiles.default_tile(
+        kernel,
+        problem.dtype,
+        _padded_dim(problem),
+        device,
+        demanding=_demanding(problem),
+        masked=_masked(problem),
+    )
     if wanted:
         tile = replace(tile, **wanted)
     spec = _spec(problem, device, kernel, tile)
@@ -131,6 +138,7 @@ def _spec(problem: AttentionProblem, device: Device, kernel: str, tile: Tile) ->
         head_dim_v=pad_head_dim(problem.head_dim_v),
         **{f.name: getattr(tile, f.name) for f in fields(Tile)},
         vector_bytes=ELEMENT_BYTES[problem.dtype] if simt else vector_bytes(problem),
+        masked=simt or _masked(problem),
         softcap=problem.softcap > 0.0,
         alibi=problem.alibi,
         bias=problem.bias,
@@ -162,3 +170,8 @@ def _padded_dim(problem: AttentionProblem) -> int:
 def _demanding(problem: AttentionProblem) -> bool:
     modified = problem.softcap > 0.0 or problem.alibi or problem.bias is not None
     return modified or vector_bytes(problem) < 16 or problem.precision != "ieee"
+
+
+def _masked(problem: AttentionProblem) -> bool:
+    """Whether rows may see only a part of their sequence's keys."""
+    return problem.window_left >= 0 or problem.window_right >= 0 or problem.bias is not None

@@ -54,7 +54,6 @@ def options(arch: str) -> list[str]:
         f"-arch={arch}",
         "-std=c++17",
         "-default-device",
-        "-lineinfo",
         "--ptxas-options=-v",
         "-diag-suppress=177",  # a constant of the prelude that this kernel does not use
         *settings.nvrtc_flags(),

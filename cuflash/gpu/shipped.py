@@ -24,15 +24,20 @@ def _problems() -> Iterator[AttentionProblem]:
     for dtype in ("fp16", "bf16", "fp32"):
         for head_dim, head_dim_v in _HEAD_DIMS:
             yield _problem(dtype, head_dim, head_dim_v)
+            yield _causal(_problem(dtype, head_dim, head_dim_v))
         for head_dim in (64, 128, 256):
             plain = _problem(dtype, head_dim, head_dim)
-            yield replace(plain, vector_bytes=ELEMENT_BYTES[dtype])
-            yield replace(plain, softcap=30.0)
-            yield replace(plain, alibi=True)
+            yield replace(_causal(plain), vector_bytes=ELEMENT_BYTES[dtype])
+            yield replace(_causal(plain), softcap=30.0)
+            yield replace(_causal(plain), alibi=True)
             yield replace(plain, bias=dtype)
-            yield replace(plain, softcap=30.0, alibi=True, bias="fp32")
+            yield replace(_causal(plain), softcap=30.0, alibi=True, bias="fp32")
     for head_dim in (64, 128, 256):
         yield replace(_problem("fp32", head_dim, head_dim), precision="tf32")
+
+
+def _causal(problem: AttentionProblem) -> AttentionProblem:
+    return replace(problem, window_right=0)
 
 
 def _problem(dtype: str, head_dim: int, head_dim_v: int) -> AttentionProblem:

@@ -11,8 +11,6 @@ CUDA_TYPES = {"fp16": "__half", "bf16": "__nv_bfloat16", "fp32": "float"}
 # sizeof(ForwardParams) in kernels_cu/params.cuh; gpu/params.py packs it.
 PARAMS_BYTES = 336
 
-# What a kernel declares __shared__ itself, beside the dynamic buffers below: the tile's coordinates.
-STATIC_SHARED_BYTES = 96
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,7 @@ class KernelSpec:
     blocks_per_sm: int = 1
     q_in_registers: bool = False
     vector_bytes: int = 16
+    masked: bool = True
     softcap: bool = False
     alibi: bool = False
     bias: str | None = None
@@ -55,6 +54,7 @@ class KernelSpec:
             flag
             for flag, on in (
                 ("qreg", self.q_in_registers),
+                ("masked", self.masked),
                 ("softcap", self.softcap),
                 ("alibi", self.alibi),
                 (f"bias_{self.bias}", self.bias),
@@ -87,6 +87,10 @@ class KernelSpec:
         """Bytes of each dynamic shared-memory buffer, as the head of the kernel's file lays them out."""
         return _BUFFERS[self.kernel](self)
 
+    def static_shared_bytes(self) -> int:
+        """Shared memory that the kernel declares itself, at most: the tile's coordinates, and rows' lse."""
+        return 96 + (4 * self.block_m if self.masked else 0)
+
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block in bytes."""
         return sum(self.shared_buffers().values())
@@ -106,6 +110,7 @@ class KernelSpec:
             "NUM_STAGES": self.num_stages,
             "VECTOR_BYTES": self.vector_bytes,
             "Q_IN_REGISTERS": self.q_in_registers,
+            "HAS_MASK": self.masked,
             "HAS_SOFTCAP": self.softcap,
             "HAS_ALIBI": self.alibi,
             "HAS_BIAS": self.bias is not None,

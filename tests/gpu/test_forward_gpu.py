@@ -123,7 +123,7 @@ def test_more_than_2_to_31_elements(rng) -> None:
 def test_a_row_stride_beyond_2_to_31_elements(rng) -> None:
     import cupy
 
-    dim, n = 32, 70
+    dim, n = 32, 68  # the last row starts beyond 2**31
     base = cupy.zeros(2**31 + 2**27, np.float16)
     stride = 2**31 // 64
     q = cupy.lib.stride_tricks.as_strided(base, (1, n, 1, dim), (0, 2 * stride, 0, 2))
@@ -210,3 +210,36 @@ def test_arrays_of_torch_come_back_as_torch(rng) -> None:
     x = q.transpose(1, 2).float()
     expected = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).transpose(1, 2)
     torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("mask", ["causal", "window", "bias"])
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_a_masked_key_does_not_leak(rng, dtype: str, head_dim: int, mask: str, poison: float) -> None:
+    """NaN in k and v reaches the rows that see the key and no other: 0 * NaN in a tile is not enough."""
+    n, bad = 300, 170
+    q, k, v = arrays(rng, dtype, *[(1, n, 1, head_dim)] * 3)
+    options: dict[str, Any] = {}
+    rows = np.arange(n)
+    sees = rows >= bad
+    if mask == "causal":
+        options["causal"] = True
+    elif mask == "window":
+        options["window_size"] = (20, 10)
+        sees = (rows - 20 <= bad) & (bad <= rows + 10)
+    else:
+        import cupy
+
+        bias = np.zeros((1, 1, n, n), np.float32)
+        bias[0, 0, ~sees, bad] = -np.inf
+        options["bias"] = cupy.asarray(bias)
+    clean = support.to_numpy(cuflash.flash_attn_func(q, k, v, **options)).astype(float)
+    v[0, bad] = poison
+    out = support.to_numpy(cuflash.flash_attn_func(q, k, v, **options)).astype(float)
+    assert not np.isfinite(out[0, sees]).any()
+    np.testing.assert_allclose(out[0, ~sees], clean[0, ~sees], atol=1e-2 if dtype != "fp32" else 1e-5)
+    k[0, bad] = np.nan
+    out = support.to_numpy(cuflash.flash_attn_func(q, k, v, **options)).astype(float)
+    assert np.isnan(out[0, sees]).all()
+    np.testing.assert_allclose(out[0, ~sees], clean[0, ~sees], atol=1e-2 if dtype != "fp32" else 1e-5)
