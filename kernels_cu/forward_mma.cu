@@ -30,9 +30,6 @@ constexpr int M_FRAGS = WARP_M / 16;
 static_assert(M_FRAGS * 16 * NUM_WARPS == BLOCK_M, "block_m must be a multiple of 16 * num_warps");
 static_assert(BLOCK_N % 16 == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0);
 
-// With one block an SM nothing hides the first loads: then the first scores do not wait for v.
-constexpr bool FIRST_V_APART = NUM_WARPS > 4;
-
 using Gemm = WarpGemm<dtype_t, M_FRAGS>;
 using Softmax = OnlineSoftmax<M_FRAGS, Gemm::N_BLOCKS>;
 using Scores = float[M_FRAGS][Gemm::N_BLOCKS][4];
@@ -131,7 +128,6 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
 #pragma unroll
             for (int ahead = 0; ahead < NUM_STAGES - 1; ++ahead) {
                 load_k(last - ahead, ahead);
-                if (FIRST_V_APART && ahead == 0) copy_async_commit();
                 load_v(last - ahead, ahead);
                 copy_async_commit();
             }
@@ -141,9 +137,8 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
             int stage = 0, free_stage = NUM_STAGES - 1;
 #pragma unroll 1
             for (int n = last; n >= first; --n) {
-                if (FIRST_V_APART && n == last) copy_async_wait<NUM_STAGES - 1>();
-                else copy_async_wait<NUM_STAGES - 2>();
-                __syncthreads();  // k(n) and, but for the first n, v(n) are here; every warp is done with tile n+1
+                copy_async_wait<NUM_STAGES - 2>();
+                __syncthreads();  // k(n), v(n) are here; every warp is done with tile n+1
                 if (n == last) gemm.load_q();
                 Scores s = {};
                 gemm.scores(s, k_tiles + stage * BLOCK_N * Gemm::PITCH_K, [&](int step, int steps) {
@@ -156,10 +151,6 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
                 v_walker.step_back(p.v_strides);
                 modify_and_mask(s, p, tile, modifier, n, n < whole.begin || n >= whole.end);
                 softmax.step(s, o);
-                if (FIRST_V_APART && n == last) {
-                    copy_async_wait<NUM_STAGES - 1>();
-                    __syncthreads();  // the first v is here
-                }
                 gemm.values(o, s, v_tiles + stage * BLOCK_N * Gemm::PITCH_V, [](int, int) {});
                 free_stage = stage;
                 stage = stage + 1 == NUM_STAGES ? 0 : stage + 1;
