@@ -39,7 +39,9 @@ FIELDS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dtype", default="bf16,fp16")
     parser.add_argument("--head-dim", default="64,128,256")
     parser.add_argument("--seqlen", default="1024,4096,16384")
@@ -62,11 +64,16 @@ def main() -> None:
         append(arguments.csv, rows)
 
 
-def measure(dtype: str, head_dim: int, seqlen: int, causal: bool, arguments: Any) -> list[dict[str, Any]]:
+def measure(
+    dtype: str, head_dim: int, seqlen: int, causal: bool, arguments: Any
+) -> list[dict[str, Any]]:
     """Time one shape: the peer and every config, in turn."""
     batch, heads = max(1, 16384 // seqlen), max(1, 2048 // head_dim)
     torch.manual_seed(0)
-    q, k, v = (torch.randn(batch, seqlen, heads, head_dim, device="cuda", dtype=DTYPES[dtype]) for _ in range(3))
+    q, k, v = (
+        torch.randn(batch, seqlen, heads, head_dim, device="cuda", dtype=DTYPES[dtype])
+        for _ in range(3)
+    )
     work = 4 * batch * heads * seqlen * seqlen * head_dim * (0.5 if causal else 1)
     peer_name, peer = torch_attention(q, k, v, causal)
     ours = [cupy.from_dlpack(x) for x in (q, k, v)]
@@ -78,7 +85,10 @@ def measure(dtype: str, head_dim: int, seqlen: int, causal: bool, arguments: Any
     stream = cupy.cuda.Stream.from_external(torch.cuda.current_stream())
     rows = []
     with stream:
-        errors = {config: sampled_error(q, k, v, torch.from_dlpack(call()), causal) for config, call in calls.items()}
+        errors = {
+            config: sampled_error(q, k, v, torch.from_dlpack(call()), causal)
+            for config, call in calls.items()
+        }
         tiles = {}
         for config, call in calls.items():
             call()
@@ -100,8 +110,10 @@ def measure(dtype: str, head_dim: int, seqlen: int, causal: bool, arguments: Any
             error=f"{errors[config]:.2e}", peer_error=f"{peer_error:.2e}", tile=tiles[config],
         )  # fmt: skip
         print(
-            f"{dtype} D{head_dim:<3} S{seqlen:<5} {'causal' if causal else 'full  '} {peer_name} {row['peer_tflops']:>4}"
-            f"  cuflash {row['cuflash_tflops']:>4} TFLOP/s  ratio {row['ratio']}  error {row['error']} ({row['peer_error']})"
+            f"{dtype} D{head_dim:<3} S{seqlen:<5} {'causal' if causal else 'full  '}"
+            f" {peer_name} {row['peer_tflops']:>4}"
+            f"  cuflash {row['cuflash_tflops']:>4} TFLOP/s  ratio {row['ratio']}"
+            f"  error {row['error']} ({row['peer_error']})"
             f"  {row['tile']}",
             flush=True,
         )
@@ -126,7 +138,9 @@ def torch_attention(q: Any, k: Any, v: Any, causal: bool) -> tuple[str, Callable
 def sampled_error(q: Any, k: Any, v: Any, out: Any, causal: bool) -> float:
     """Largest error against float64 in the last head's first, middle and last rows."""
     n = q.shape[1]
-    rows = torch.tensor([*range(0, 64), *range(n // 2, n // 2 + 64), *range(n - 64, n)], device=q.device)
+    rows = torch.tensor(
+        [*range(0, 64), *range(n // 2, n // 2 + 64), *range(n - 64, n)], device=q.device
+    )
     x, y, z = (t[-1, :, -1].double() for t in (q, k, v))
     scores = x[rows] @ y.T * q.shape[-1] ** -0.5
     if causal:
@@ -155,7 +169,10 @@ def host_cost() -> None:
         q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         ours = [cupy.from_dlpack(x) for x in (q, k, v)]
         _, peer = torch_attention(q, k, v, True)
-        for name, call in (("cuflash", lambda ours=ours: cuflash.flash_attn_func(*ours, causal=True)), ("torch flash", peer)):
+        for name, call in (
+            ("cuflash", lambda ours=ours: cuflash.flash_attn_func(*ours, causal=True)),
+            ("torch flash", peer),
+        ):
             print(f"{name:12} {shape} {host_microseconds(call):6.1f} us a call", flush=True)
     code = (
         "import time, cupy, cuflash; from cuflash.gpu import launch\n"
@@ -166,13 +183,15 @@ def host_cost() -> None:
         "t = time.perf_counter(); kernel = launch.load(spec, 0); loaded = time.perf_counter() - t\n"
         "t = time.perf_counter(); cuflash.flash_attn_func(q, q, q); cupy.cuda.Device().synchronize()\n"
         "print(f'head_dim {d}: {{kernel.origin:7}} to a loaded function {{1e3 * loaded:7.1f}} ms,"
-        " compiling {{kernel.meta[\"compile_ms\"]:.0f}} ms, then the call {{1e3 * (time.perf_counter() - t):.1f}} ms')"
+        ' compiling {{kernel.meta["compile_ms"]:.0f}} ms, then the call {{1e3 * (time.perf_counter() - t):.1f}} ms\')'
     )
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "CUFLASH_CACHE_DIR": folder}
         for head_dim in (64, 128, 256):
             for _ in range(3):
-                subprocess.run([sys.executable, "-c", code.format(d=head_dim)], env=environment, check=True)
+                subprocess.run(
+                    [sys.executable, "-c", code.format(d=head_dim)], env=environment, check=True
+                )
 
 
 def host_microseconds(call: Callable[[], Any], calls: int = 2000) -> float:
@@ -195,14 +214,18 @@ def append(path: Path, rows: list[dict[str, Any]]) -> None:
     from cuflash.gpu import toolchain
 
     driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=False
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout.strip()
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip() or os.environ.get("CUFLASH_COMMIT", "unknown")
     common = dict(
         time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), gpu=torch.cuda.get_device_name(),
-        driver=driver, torch=torch.__version__, cupy=cupy.__version__, nvrtc=toolchain.identity()["nvrtc"], commit=commit,
+        driver=driver, torch=torch.__version__, cupy=cupy.__version__, nvrtc=toolchain.identity()["nvrtc"],
+        commit=commit,
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()

@@ -25,7 +25,9 @@ def main() -> None:
     # Arrays of exactly their size: out of a pool's large blocks, a read beyond the end would not be seen.
     cupy.cuda.set_allocator(None)
     calls = 0
-    for dtype, dim, causal in itertools.product(("fp16", "bf16", "fp32"), (40, 64, 96, 128, 192, 256), (False, True)):
+    for dtype, dim, causal in itertools.product(
+        ("fp16", "bf16", "fp32"), (40, 64, 96, 128, 192, 256), (False, True)
+    ):
         run(rng, dtype, (1, 150, 131, 2, 1, dim, dim), causal=causal)
         calls += 1
     for dtype in ("fp16", "fp32"):
@@ -51,15 +53,23 @@ def main() -> None:
 def run(rng: np.random.Generator, dtype: str, sizes: tuple[int, ...], **options: Any) -> None:
     batch, n_q, n_k, heads, kv_heads, dim, dim_v = sizes
     shapes = ((batch, n_q, heads, dim), (batch, n_k, kv_heads, dim), (batch, n_k, kv_heads, dim_v))
-    q, k, v = (cupy.asarray(rng.standard_normal(s, np.float32).astype(DTYPES[dtype])) for s in shapes)
+    q, k, v = (
+        cupy.asarray(rng.standard_normal(s, np.float32).astype(DTYPES[dtype])) for s in shapes
+    )
     out = cupy.full((batch, n_q, heads, dim_v), np.nan, q.dtype)
     cuflash.flash_attn_func(q, k, v, out=out, return_lse=True, **options)
     assert np.isfinite(out.get().astype(np.float32)).all(), (dtype, sizes, options)
 
 
 def packed(rng: np.random.Generator, dtype: str) -> None:
-    offsets_q, offsets_k = cupy.asarray([0, 77, 77, 150], np.int32), cupy.asarray([0, 5, 90, 131], np.int32)
-    q, k, v = (cupy.asarray(rng.standard_normal((n, 2, 64), np.float32).astype(DTYPES[dtype])) for n in (155, 131, 131))
+    offsets_q, offsets_k = (
+        cupy.asarray([0, 77, 77, 150], np.int32),
+        cupy.asarray([0, 5, 90, 131], np.int32),
+    )
+    q, k, v = (
+        cupy.asarray(rng.standard_normal((n, 2, 64), np.float32).astype(DTYPES[dtype]))
+        for n in (155, 131, 131)
+    )
     out = cuflash.flash_attn_varlen_func(q, k, v, offsets_q, offsets_k, causal=True)
     assert np.isfinite(out.get().astype(np.float32)).all()
 

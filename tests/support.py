@@ -111,7 +111,9 @@ def accuracy_bound(
 def assert_accurate(dtype: str, out: Any, expected: np.ndarray, plain: np.ndarray) -> None:
     """Hold a result to `accuracy_bound`."""
     error = np.abs(to_numpy(out).astype(np.float64) - expected).max(initial=0)
-    bound = accuracy_bound(dtype, expected, plain, SLACK if isinstance(out, np.ndarray) else GPU_SLACK)
+    bound = accuracy_bound(
+        dtype, expected, plain, SLACK if isinstance(out, np.ndarray) else GPU_SLACK
+    )
     assert error <= bound, f"error {error:.3g}, allowed {bound:.3g}"
 
 

@@ -64,7 +64,9 @@ def choose(problem: AttentionProblem, device: Device, config: Any = None) -> Cho
     if wanted:
         tiles.check_tile(spec, device, source)
         return Choice(spec, f"{why}; tile from {source}")
-    return Choice(spec, f"{why}; heuristic tile for head_dim {_padded_dim(problem)} on {device.arch}")
+    return Choice(
+        spec, f"{why}; heuristic tile for head_dim {_padded_dim(problem)} on {device.arch}"
+    )
 
 
 def parse_config(config: Any, source: str = "config=") -> dict[str, Any]:
@@ -80,16 +82,16 @@ def parse_config(config: Any, source: str = "config=") -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in items:
         if name not in CONFIG_KEYS:
-            raise InvalidConfigError(
-                f"{source} has {name!r}: {', '.join(CONFIG_KEYS)} can be set"
-            )
+            raise InvalidConfigError(f"{source} has {name!r}: {', '.join(CONFIG_KEYS)} can be set")
         if name == "kernel":
             result[name] = str(value)
             continue
         try:
             number = int(value)
         except (TypeError, ValueError) as error:
-            raise InvalidConfigError(f"{source} has {name}={value!r}: an integer is needed") from error
+            raise InvalidConfigError(
+                f"{source} has {name}={value!r}: an integer is needed"
+            ) from error
         result[name] = bool(number) if name == "q_in_registers" else number
     return result
 
@@ -119,7 +121,9 @@ def _kernel(
         tensor_cores
         and problem.dtype == "fp32"
         and _padded_dim(problem) > 192
-        and (vector_bytes(problem) < 16 or (_demanding(problem) and device.compute_capability >= 100))
+        and (
+            vector_bytes(problem) < 16 or (_demanding(problem) and device.compute_capability >= 100)
+        )
     ):
         # Accumulators, and addresses or modifiers, together need more registers than there are.
         return "forward_simt", "fp32 of head_dim > 192, unaligned or modified: plain FMA"

@@ -49,5 +49,7 @@ class Device:
         digits = arch.removeprefix("sm_").rstrip("af")
         if not arch.startswith("sm_") or not digits.isdigit() or int(digits) not in _SHARED:
             known = ", ".join(f"sm_{cc}" for cc in _SHARED)
-            raise UnsupportedArchError(f"arch is {arch!r}: one of {known} (or sm_90a, ...) is needed")
+            raise UnsupportedArchError(
+                f"arch is {arch!r}: one of {known} (or sm_90a, ...) is needed"
+            )
         return cls(int(digits), *_SHARED[int(digits)])

@@ -85,8 +85,11 @@ def forward(
                 alibi_slopes=alibi_slopes, bias=bias, sink=sink, layout=layout, precision=precision,
                 config=config, out=out, return_lse=return_lse,
             )  # fmt: skip
+    editable = (
+        settings.kernel_dir() is not None
+    )  # then a kernel may have changed since the last call
     try:
-        prepared = _prepared.get(key)
+        prepared = None if editable else _prepared.get(key)
     except TypeError:  # an argument that is not even hashable: the checks say which
         prepared = None
     if prepared is None:
@@ -99,16 +102,20 @@ def forward(
             layout=layout, precision=precision, **inputs,
         )  # fmt: skip
         prepared = _prepare(problem, q, k, v, inputs, layout, config, device_id)
-        if len(_prepared) >= _MAX_PREPARED:
-            _prepared.clear()
-        _prepared[key] = replace(prepared, plan=replace(prepared.plan, origin="memory"))
+        if not editable:
+            if len(_prepared) >= _MAX_PREPARED:
+                _prepared.clear()
+            _prepared[key] = replace(prepared, plan=replace(prepared.plan, origin="memory"))
     elif out is not None:  # its address is new, so this cannot be remembered
         _check_overlap(out, q=q, k=k, v=v, bias=bias)
     try:
         result = cupy.empty(prepared.out_shape, prepared.out_dtype) if out is None else out
         lse = cupy.empty(prepared.lse_shape, np.float32) if return_lse else None
     except cupy.cuda.memory.OutOfMemoryError as error:
-        needed = math.prod(prepared.out_shape) * q.itemsize + 4 * math.prod(prepared.lse_shape) * return_lse
+        needed = (
+            math.prod(prepared.out_shape) * q.itemsize
+            + 4 * math.prod(prepared.lse_shape) * return_lse
+        )
         raise OutOfMemoryError(
             f"out{' and lse need' if return_lse else ' needs'} {needed:,} bytes: {error}; pass out=, split the"
             " batch, or free arrays and CuPy's pool"
@@ -141,7 +148,14 @@ def _check_overlap(out: Any, **inputs: Any) -> None:
 
 
 def _prepare(
-    problem: AttentionProblem, q: Any, k: Any, v: Any, inputs: dict[str, Any], layout: str, config: Any, device_id: int
+    problem: AttentionProblem,
+    q: Any,
+    k: Any,
+    v: Any,
+    inputs: dict[str, Any],
+    layout: str,
+    config: Any,
+    device_id: int,
 ) -> _Prepared:
     """Choose, compile and pack everything about a call but its pointers."""
     out_shape = (*q.shape[:-1], v.shape[-1])
@@ -154,7 +168,14 @@ def _prepare(
     spec = choice.spec
     blocks, num_m_blocks = _grid(problem, spec.block_m)
     if blocks == 0:
-        empty = Plan(spec.kernel, spec.arch, spec.tile, f"{choice.reason}; nothing to compute", "none", spec=spec.name)
+        empty = Plan(
+            spec.kernel,
+            spec.arch,
+            spec.tile,
+            f"{choice.reason}; nothing to compute",
+            "none",
+            spec=spec.name,
+        )
         return _Prepared(None, b"", 0, out_shape, q.dtype, lse_shape, empty)
     kernel = launch.load(spec, device_id)
     out_strides = _out_strides(out_shape, inputs["out"], q.itemsize)
@@ -172,7 +193,10 @@ def _prepare(
             problem.nheads_q // problem.nheads_k,
             problem.head_dim,
             problem.head_dim_v,
-            *(params.UNBOUNDED if w < 0 else w for w in (problem.window_left, problem.window_right)),
+            *(
+                params.UNBOUNDED if w < 0 else w
+                for w in (problem.window_left, problem.window_right)
+            ),
             num_m_blocks,
             _heads_per_section(problem, q.itemsize),
             int(_vectorized(out_strides, inputs["out"], q.itemsize)),

@@ -38,6 +38,7 @@ class LoadedKernel:
     module: Any  # the function lives as long as its module
     shared_bytes: int
     origin: str
+    digest: str
     meta: dict[str, Any]
 
 
@@ -80,10 +81,14 @@ def load(spec: KernelSpec, device_id: int) -> LoadedKernel:
     """
     key = (spec, device_id)
     loaded = _loaded.get(key)
-    if loaded is not None:
+    # Kernels in a folder of the user's may change between two calls: their text decides.
+    editable = settings.kernel_dir() is not None
+    if loaded is not None and not editable:
         return loaded
     bind_context(device_id)
     kernel = cache.load_or_compile(spec)
+    if loaded is not None and loaded.digest == kernel.digest:
+        return loaded
     try:
         loaded = _load(kernel, spec)
     except CudaError:
@@ -96,7 +101,8 @@ def load(spec: KernelSpec, device_id: int) -> LoadedKernel:
     with _lock:
         if len(_loaded) >= _MAX_LOADED:
             _loaded.pop(next(iter(_loaded)))
-        return _loaded.setdefault(key, loaded)
+        _loaded[key] = loaded
+    return loaded
 
 
 def _load(kernel: Any, spec: KernelSpec) -> LoadedKernel:
@@ -132,7 +138,7 @@ def _load(kernel: Any, spec: KernelSpec) -> LoadedKernel:
             f"{spec.name} needs {spec.threads} threads of {registers} registers, and this GPU can"
             f" run {most} such threads in a block: use fewer num_warps or a smaller tile"
         )
-    return LoadedKernel(spec, function, module, dynamic, kernel.origin, kernel.meta)
+    return LoadedKernel(spec, function, module, dynamic, kernel.origin, kernel.digest, kernel.meta)
 
 
 def _function_attribute(function: Any, name: str, spec: KernelSpec) -> int:

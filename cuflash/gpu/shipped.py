@@ -11,7 +11,16 @@ from cuflash.gpu.spec import ELEMENT_BYTES, KernelSpec
 from cuflash.problem import AttentionProblem
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
-_HEAD_DIMS = ((32, 32), (64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
+_HEAD_DIMS = (
+    (32, 32),
+    (64, 64),
+    (80, 80),
+    (96, 96),
+    (128, 128),
+    (192, 128),
+    (192, 192),
+    (256, 256),
+)
 
 
 def shipped_specs(arch: str) -> list[KernelSpec]:

@@ -12,7 +12,6 @@ CUDA_TYPES = {"fp16": "__half", "bf16": "__nv_bfloat16", "fp32": "float"}
 PARAMS_BYTES = 336
 
 
-
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
     """One specialised kernel: hashable, without lengths, batch sizes or masks, which are arguments.
@@ -45,7 +44,8 @@ class KernelSpec:
         parts = [
             self.kernel,
             self.dtype,
-            f"d{self.head_dim}" + ("" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"),
+            f"d{self.head_dim}"
+            + ("" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"),
             f"m{self.block_m}n{self.block_n}",
             f"w{self.num_warps}s{self.num_stages}b{self.blocks_per_sm}",
             f"load{self.vector_bytes}",

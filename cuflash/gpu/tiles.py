@@ -142,7 +142,11 @@ def check_tile(spec: KernelSpec, device: Device, source: str) -> None:
         return
     buffers = ", ".join(f"{name} {size:,}" for name, size in spec.shared_buffers().items())
     nearest = nearest_fit(spec, device)
-    advice = f"the nearest tile that fits is {nearest.tile}" if nearest else "no tile of this kernel fits"
+    advice = (
+        f"the nearest tile that fits is {nearest.tile}"
+        if nearest
+        else "no tile of this kernel fits"
+    )
     raise InvalidConfigError(
         f"{source}: block_m={spec.block_m} block_n={spec.block_n} num_stages={spec.num_stages} needs"
         f" {spec.shared_bytes() + spec.static_shared_bytes():,} bytes of shared memory ({buffers}, fixed"
@@ -159,7 +163,11 @@ def nearest_fit(spec: KernelSpec, device: Device) -> KernelSpec | None:
     """Find the valid tile closest in size to ``spec`` that the device has shared memory for."""
 
     def distance(other: KernelSpec) -> float:
-        pairs = ((other.block_m, spec.block_m), (other.block_n, spec.block_n), (other.num_stages, spec.num_stages))
+        pairs = (
+            (other.block_m, spec.block_m),
+            (other.block_n, spec.block_n),
+            (other.num_stages, spec.num_stages),
+        )
         return sum(abs(math.log2(a / b)) for a, b in pairs)
 
     candidates = (
@@ -170,7 +178,9 @@ def nearest_fit(spec: KernelSpec, device: Device) -> KernelSpec | None:
         for w in (1, 2, 4, 8)
     )
     fitting = [c for c in candidates if not _broken_rule(c) and fits(c, device)]
-    return min(fitting, key=lambda c: (distance(c), abs(c.num_warps - spec.num_warps)), default=None)
+    return min(
+        fitting, key=lambda c: (distance(c), abs(c.num_warps - spec.num_warps)), default=None
+    )
 
 
 def _broken_rule(spec: KernelSpec) -> str | None:

@@ -25,7 +25,9 @@ def arrays(rng: np.random.Generator, dtype: str, *shapes: tuple[int, ...]) -> li
 def check_head(q: Any, k: Any, v: Any, out: Any, lse: Any, dtype: str, **options: Any) -> None:
     """Hold one (batch, head) of a result to float64."""
     q, k, v = (support.to_numpy(x).astype(np.float64) for x in (q, k, v))
-    expected, expected_lse = cases.ref(q[None, :, None], k[None, :, None], v[None, :, None], **options)
+    expected, expected_lse = cases.ref(
+        q[None, :, None], k[None, :, None], v[None, :, None], **options
+    )
     plain = support.plain_attention(
         q[None, :, None], k[None, :, None], v[None, :, None], dtype=DTYPES[dtype], **options
     )
@@ -37,7 +39,9 @@ def check_head(q: Any, k: Any, v: Any, out: Any, lse: Any, dtype: str, **options
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 @pytest.mark.parametrize("causal", [False, True])
 def test_several_tiles_and_a_ragged_tail(rng, dtype: str, head_dim: int, causal: bool) -> None:
-    q, k, v = arrays(rng, dtype, (2, 517, 4, head_dim), (2, 709, 2, head_dim), (2, 709, 2, head_dim))
+    q, k, v = arrays(
+        rng, dtype, (2, 517, 4, head_dim), (2, 709, 2, head_dim), (2, 709, 2, head_dim)
+    )
     out, lse = cuflash.flash_attn_func(q, k, v, causal=causal, return_lse=True)
     check_head(q[1, :, 3], k[1, :, 1], v[1, :, 1], out[1, :, 3], lse[1, 3], dtype, causal=causal)
 
@@ -58,7 +62,9 @@ def test_any_tile_gives_the_same(rng, tile: str) -> None:
     out = cuflash.flash_attn_func(q, k, v, causal=True, config=tile)
     plan = cuflash.last_plan()
     assert plan is not None and "config=" in plan.reason
-    np.testing.assert_allclose(support.to_numpy(out).astype(float), support.to_numpy(expected).astype(float), atol=2e-3)
+    np.testing.assert_allclose(
+        support.to_numpy(out).astype(float), support.to_numpy(expected).astype(float), atol=2e-3
+    )
 
 
 def test_a_tile_too_large_is_refused_with_the_nearest_that_fits(rng) -> None:
@@ -90,14 +96,20 @@ def test_long_sequence_needs_no_memory_but_out_and_lse(rng) -> None:
     rows = slice(n - 40, n)
     part, part_lse = cuflash.flash_attn_func(q[:, rows], k, v, causal=True, return_lse=True)
     np.testing.assert_allclose(
-        support.to_numpy(out[:, rows]).astype(float), support.to_numpy(part).astype(float), atol=1e-2
+        support.to_numpy(out[:, rows]).astype(float),
+        support.to_numpy(part).astype(float),
+        atol=1e-2,
     )
-    np.testing.assert_allclose(support.to_numpy(lse[:, :, rows]), support.to_numpy(part_lse), rtol=1e-5)
+    np.testing.assert_allclose(
+        support.to_numpy(lse[:, :, rows]), support.to_numpy(part_lse), rtol=1e-5
+    )
     reference_k, reference_v = (support.to_numpy(x)[0, :, 0].astype(np.float64) for x in (k, v))
     scores = support.to_numpy(q)[0, -1, 0].astype(np.float64) @ reference_k.T / 8
     weights = np.exp(scores - scores.max())
     np.testing.assert_allclose(
-        support.to_numpy(out)[0, -1, 0].astype(float), weights @ reference_v / weights.sum(), atol=2e-3
+        support.to_numpy(out)[0, -1, 0].astype(float),
+        weights @ reference_v / weights.sum(),
+        atol=2e-3,
     )
 
 
@@ -117,7 +129,9 @@ def test_more_than_2_to_31_elements(rng) -> None:
     q, k = big(), big()
     v = q
     out, lse = cuflash.flash_attn_func(q, k, v, causal=True, return_lse=True)
-    check_head(q[-1, :, -1], k[-1, :, -1], v[-1, :, -1], out[-1, :, -1], lse[-1, -1], "fp16", causal=True)
+    check_head(
+        q[-1, :, -1], k[-1, :, -1], v[-1, :, -1], out[-1, :, -1], lse[-1, -1], "fp16", causal=True
+    )
 
 
 def test_a_row_stride_beyond_2_to_31_elements(rng) -> None:
@@ -208,7 +222,9 @@ def test_arrays_of_torch_come_back_as_torch(rng) -> None:
     out = cuflash.flash_attn_func(q, q, q, causal=True)
     assert isinstance(out, torch.Tensor) and out.device == q.device
     x = q.transpose(1, 2).float()
-    expected = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).transpose(1, 2)
+    expected = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True).transpose(
+        1, 2
+    )
     torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
 
 
@@ -216,7 +232,9 @@ def test_arrays_of_torch_come_back_as_torch(rng) -> None:
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("mask", ["causal", "window", "bias"])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_a_masked_key_does_not_leak(rng, dtype: str, head_dim: int, mask: str, poison: float) -> None:
+def test_a_masked_key_does_not_leak(
+    rng, dtype: str, head_dim: int, mask: str, poison: float
+) -> None:
     """NaN in k and v reaches the rows that see the key and no other: 0 * NaN in a tile is not enough."""
     n, bad = 300, 170
     q, k, v = arrays(rng, dtype, *[(1, n, 1, head_dim)] * 3)
@@ -238,8 +256,37 @@ def test_a_masked_key_does_not_leak(rng, dtype: str, head_dim: int, mask: str, p
     v[0, bad] = poison
     out = support.to_numpy(cuflash.flash_attn_func(q, k, v, **options)).astype(float)
     assert not np.isfinite(out[0, sees]).any()
-    np.testing.assert_allclose(out[0, ~sees], clean[0, ~sees], atol=1e-2 if dtype != "fp32" else 1e-5)
+    np.testing.assert_allclose(
+        out[0, ~sees], clean[0, ~sees], atol=1e-2 if dtype != "fp32" else 1e-5
+    )
     k[0, bad] = np.nan
     out = support.to_numpy(cuflash.flash_attn_func(q, k, v, **options)).astype(float)
     assert np.isnan(out[0, sees]).all()
-    np.testing.assert_allclose(out[0, ~sees], clean[0, ~sees], atol=1e-2 if dtype != "fp32" else 1e-5)
+    np.testing.assert_allclose(
+        out[0, ~sees], clean[0, ~sees], atol=1e-2 if dtype != "fp32" else 1e-5
+    )
+
+
+def test_an_edited_kernel_runs_at_the_next_call(
+    rng, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    from cuflash.gpu.render import kernel_root
+
+    folder = tmp_path / "kernels_cu"
+    shutil.copytree(kernel_root(), folder)
+    q, k, v = arrays(rng, "fp16", *[(1, 100, 1, 32)] * 3)
+    _, before = cuflash.flash_attn_func(q, k, v, return_lse=True)
+    monkeypatch.setenv("CUFLASH_KERNEL_DIR", str(folder))
+    _, same = cuflash.flash_attn_func(q, k, v, return_lse=True)
+    assert (same == before).all()
+    header = folder / "common" / "softmax.cuh"
+    header.write_text(
+        header.read_text().replace("__log2f(total)) * LN_2", "__log2f(total)) * LN_2 + 1.0f")
+    )
+    _, after = cuflash.flash_attn_func(q, k, v, return_lse=True)
+    np.testing.assert_allclose(support.to_numpy(after), support.to_numpy(before) + 1, rtol=1e-6)
+    monkeypatch.delenv("CUFLASH_KERNEL_DIR")
+    _, again = cuflash.flash_attn_func(q, k, v, return_lse=True)
+    assert (again == before).all()
