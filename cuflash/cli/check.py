@@ -17,8 +17,9 @@ from cuflash.reference import attention_reference
 # Up to this many scores a check covers everything; beyond it, samples keep it near a second.
 FULL_CHECK_SCORES = 1 << 24
 SAMPLED_ROWS = 64
-# For answers that the plain computation happens to get exactly right.
-SLACK = 1e-6
+# Of the largest answer, or of 1: for answers that the plain computation happens to get exactly right.
+# The GPU's fp32 output is right to about 2^-20 (kernels_cu/common/gemm_tf32.cuh).
+SLACK = 2e-6
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ def check(q: Any, k: Any, v: Any, out: Any, *, causal: bool) -> Verdict:
     step is rounded to the arrays' dtype, and a small constant.
     """
     error = plain_error = 0.0
+    largest = 1.0
     rows = 0
     for batch, head, first, end in samples(q, k):
         key_head = head // (q.shape[2] // k.shape[2])
@@ -55,9 +57,10 @@ def check(q: Any, k: Any, v: Any, out: Any, *, causal: bool) -> Verdict:
         got = to_numpy(out[batch, first:end, head]).astype(np.float64)
         plain = plain_attention(part_q, part_k, part_v, causal)
         error = worst(error, got - truth)
+        largest = worst(largest, truth)
         plain_error = worst(plain_error, plain - truth)
         rows += end - first
-    return Verdict(error, 2 * plain_error + SLACK, rows)
+    return Verdict(error, 2 * plain_error + SLACK * largest, rows)
 
 
 def samples(q: Any, k: Any) -> Iterator[tuple[int, int, int, int]]:
