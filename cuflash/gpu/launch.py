@@ -13,7 +13,6 @@ from cuflash import settings
 from cuflash.errors import CudaError, MissingDependencyError, OutOfMemoryError, UnsupportedArchError
 from cuflash.gpu import cache
 from cuflash.gpu.device import Device
-from cuflash.gpu.params import Words
 from cuflash.gpu.spec import KernelSpec
 
 try:
@@ -235,4 +234,4 @@ def _forget() -> None:
 
 os.register_at_fork(after_in_child=_forget)
 
-__all__ = ["LoadedKernel", "Words", "bind_context", "device_info", "launch", "load"]
+__all__ = ["LoadedKernel", "bind_context", "device_info", "launch", "load"]
