@@ -2,16 +2,16 @@
 
 NumPy arrays take the CPU road, CuPy arrays the GPU road. Anything else that speaks DLPack (torch,
 JAX, ...) is viewed as one of the two, without a copy. CuPy, torch and JAX are imported only when an
-array of theirs, or one that lives on a GPU, is there.
+array of theirs, or one that lives on a GPU, is there; ml_dtypes, slow to load, when bfloat16 is.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from cuflash.errors import (
@@ -24,13 +24,8 @@ from cuflash.errors import (
 # Arrays are Any on purpose: NumPy's and CuPy's have no common static type.
 Array = Any
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "fp16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "fp32": np.dtype(np.float32),
-    "fp64": np.dtype(np.float64),
-}
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NUMPY_DTYPES = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64}
+_NAMES = {np.dtype(scalar): name for name, scalar in _NUMPY_DTYPES.items()}
 
 _DLPACK_CPU = 1
 # Page-locked and managed memory can be read by the device as it is.
@@ -59,6 +54,22 @@ def require_array(name: str, x: object) -> None:
     )
 
 
+@functools.cache
+def dtype_of(name: str) -> np.dtype[Any]:
+    """NumPy's dtype of "fp16", "bf16", "fp32" or "fp64"."""
+    if name == "bf16":
+        return np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+    return np.dtype(_NUMPY_DTYPES[name])
+
+
+def _known(dtype: Any) -> str | None:
+    name = _NAMES.get(dtype)
+    # By its name first: an array of it means that ml_dtypes is loaded, any other need not load it.
+    if name is None and dtype.name == "bfloat16" and dtype == dtype_of("bf16"):
+        return "bf16"
+    return name
+
+
 def dtype_name(dtype: Any, argument: str = "q", *, on_gpu: bool = False) -> str:
     """Name of a dtype ("fp16", "bf16", "fp32", on the CPU also "fp64"), or an error.
 
@@ -71,7 +82,7 @@ def dtype_name(dtype: Any, argument: str = "q", *, on_gpu: bool = False) -> str:
     on_gpu : bool
         Refuse float64, for which there is no GPU kernel.
     """
-    name = _NAMES.get(dtype)
+    name = _known(dtype)
     if name is None or (on_gpu and name == "fp64"):
         allowed = "float16, bfloat16 (ml_dtypes.bfloat16), float32"
         allowed += "" if on_gpu else " or float64 (NumPy arrays only)"
@@ -170,13 +181,13 @@ def _numpy_view(name: str, source: Any) -> Array:
         # DLPack's bfloat16 has no counterpart in NumPy itself: pass the bits as int16.
         if type(source).__module__.partition(".")[0] == "torch" and "bfloat16" in str(source.dtype):
             torch = sys.modules["torch"]
-            return np.from_dlpack(source.view(torch.int16)).view(ml_dtypes.bfloat16)
+            return np.from_dlpack(source.view(torch.int16)).view(dtype_of("bf16"))
         try:
             # JAX and others lend ml_dtypes arrays through the array protocol, without a copy.
             seen = np.asarray(source)
         except Exception:
             seen = None
-        if seen is not None and seen.dtype in _NAMES:
+        if seen is not None and _known(seen.dtype):
             return seen
         raise UnsupportedDtypeError(
             f"{name} of type {type(source).__name__} cannot be seen as a NumPy array ({error}):"
@@ -214,7 +225,7 @@ def give_back(x: Array, like: object) -> Any:
 
 def _to_torch(x: Array) -> Any:
     torch = sys.modules["torch"]
-    if is_numpy(x) and x.dtype == DTYPES["bf16"]:
+    if is_numpy(x) and _known(x.dtype) == "bf16":
         return torch.from_dlpack(x.view(np.int16)).view(torch.bfloat16)
     return torch.from_dlpack(x)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import functools
 import os
 import statistics
 import subprocess
@@ -78,7 +79,7 @@ def measure(
     peer_name, peer = torch_attention(q, k, v, causal)
     ours = [cupy.from_dlpack(x) for x in (q, k, v)]
     calls: dict[str | None, Callable[[], Any]] = {
-        config: lambda config=config: cuflash.flash_attn_func(*ours, causal=causal, config=config)
+        config: functools.partial(cuflash.flash_attn_func, *ours, causal=causal, config=config)
         for config in arguments.config or [None]
     }
     # CuPy and torch must queue their work on one stream, or events would time the other's.
@@ -92,7 +93,9 @@ def measure(
         tiles = {}
         for config, call in calls.items():
             call()
-            tiles[config] = cuflash.last_plan().tile
+            plan = cuflash.last_plan()
+            assert plan is not None
+            tiles[config] = plan.tile
         peer_error = sampled_error(q, k, v, peer().transpose(1, 2), causal)
         rounds: dict[Any, list[float]] = {config: [] for config in calls}
         peer_ms: list[float] = []

@@ -16,7 +16,7 @@ import support
 from hypothesis import strategies as st
 
 from cuflash.api import flash_attn_func, flash_attn_varlen_func
-from cuflash.arrays import DTYPES
+from cuflash.arrays import dtype_of
 
 Shape = tuple[int, ...]
 
@@ -149,7 +149,7 @@ class Built:
         """Run, and hold out and lse to float64, and the memory around out to what it was."""
         out, lse = self.run()
         expected, expected_lse = cases.ref(**self.clean)
-        plain = support.plain_attention(**self.clean, dtype=DTYPES[self.drawn.dtype])
+        plain = support.plain_attention(**self.clean, dtype=dtype_of(self.drawn.dtype))
         if self.drawn.layout == "bhsd":
             out = out.swapaxes(1, 2)
         support.assert_accurate(self.drawn.dtype, out, expected, plain)
@@ -162,7 +162,7 @@ class Built:
 def build(drawn: Drawn, xp: Any) -> Built:
     """Make the arrays of a drawn problem in ``xp`` (numpy or cupy)."""
     rng = np.random.default_rng(drawn.seed)
-    dtype = DTYPES[drawn.dtype]
+    dtype = dtype_of(drawn.dtype)
     heads = drawn.nheads_k * drawn.group
     batch = len(drawn.lengths_q)
     offsets_q = np.cumsum([0, *drawn.lengths_q])
@@ -211,7 +211,7 @@ def build(drawn: Drawn, xp: Any) -> Built:
         shape = tuple(n if there else 1 for n, there in zip(full, axes, strict=True))
         bias = rng.standard_normal(shape)
         bias[rng.random(shape) < 0.1] = -np.inf
-        options["bias"] = bias.astype(DTYPES[name])
+        options["bias"] = bias.astype(dtype_of(name))
     clean |= {name: x.astype(np.float64) for name, x in options.items()}
     options = {name: xp.asarray(x) for name, x in options.items()}
 

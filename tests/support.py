@@ -8,10 +8,10 @@ import cases
 import numpy as np
 
 from cuflash.api import flash_attn_func, flash_attn_varlen_func
-from cuflash.arrays import DTYPES
+from cuflash.arrays import dtype_of
 
 # cases.py speaks of dtypes by their long names.
-LONG_NAMES = {str(DTYPES[name]): name for name in ("fp16", "bf16", "fp32")}
+LONG_NAMES = {str(dtype_of(name)): name for name in ("fp16", "bf16", "fp32")}
 
 # What the plain computation cannot be blamed for: it may be exact by luck where another order of
 # the same sums is not. (What is expected is float64 too: there the bound is this alone.)
@@ -41,16 +41,16 @@ def run_case(name: str, dtype: str, bias_dtype: str | None, xp: Any) -> None:
     """
     q, k, v, options, expected_out, expected_lse = cases.CASES[name]()
     options = dict(options)
-    arrays = [cases.to_device(x, xp, DTYPES[dtype]) for x in (q, k, v)]
+    arrays = [cases.to_device(x, xp, dtype_of(dtype)) for x in (q, k, v)]
     for key, kind in (("bias", bias_dtype), ("alibi_slopes", "fp32"), ("sink", "fp32")):
         if key in options:
-            options[key] = xp.asarray(np.asarray(options[key]).astype(DTYPES[kind]))
-    out = xp.asarray(np.full(expected_out.shape, np.nan, DTYPES[dtype]))
+            options[key] = xp.asarray(np.asarray(options[key]).astype(dtype_of(kind)))
+    out = xp.asarray(np.full(expected_out.shape, np.nan, dtype_of(dtype)))
     call = flash_attn_varlen_func if "cu_seqlens_q" in options else flash_attn_func
     returned, lse = call(*arrays, **options, out=out, return_lse=True)
     assert returned is out
     assert lse.dtype == np.float32
-    cases.compare(to_numpy(out), to_numpy(lse), expected_out, expected_lse, str(DTYPES[dtype]))
+    cases.compare(to_numpy(out), to_numpy(lse), expected_out, expected_lse, str(dtype_of(dtype)))
 
 
 def to_numpy(x: Any) -> np.ndarray:

@@ -14,7 +14,7 @@ import pytest
 
 from cuflash import api, errors, numpy_backend, plan, reference, roads
 from cuflash.api import flash_attn_func, flash_attn_varlen_func
-from cuflash.arrays import DTYPES
+from cuflash.arrays import dtype_of
 
 
 @pytest.fixture
@@ -30,11 +30,11 @@ def test_examples_in_docstrings(module: types.ModuleType) -> None:
     assert result.failed == 0
 
 
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "fp64"])
 def test_result(qkv: list[np.ndarray], dtype: str) -> None:
-    q, k, v = (x.astype(DTYPES[dtype]) for x in qkv)
+    q, k, v = (x.astype(dtype_of(dtype)) for x in qkv)
     out, lse = flash_attn_func(q, k, v, return_lse=True)
-    assert (out.shape, out.dtype) == ((2, 5, 4, 6), DTYPES[dtype])
+    assert (out.shape, out.dtype) == ((2, 5, 4, 6), dtype_of(dtype))
     assert out.flags.c_contiguous
     assert (lse.shape, lse.dtype) == ((2, 4, 5), np.float32)
     alone = flash_attn_func(q, k, v)

@@ -45,12 +45,17 @@ def test_dtype_names() -> None:
     names = {np.float16: "fp16", ml_dtypes.bfloat16: "bf16", np.float32: "fp32", np.float64: "fp64"}
     for dtype, name in names.items():
         assert arrays.dtype_name(np.dtype(dtype)) == name
-        assert arrays.DTYPES[name] == dtype
+        assert arrays.dtype_of(name) == dtype
     with pytest.raises(errors.UnsupportedDtypeError, match="bias has dtype float64.*cast it"):
         arrays.dtype_name(np.dtype(np.float64), "bias", on_gpu=True)
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.complex64, bool, object, ml_dtypes.float8_e4m3fn])
+SWAPPED = [np.dtype(x).newbyteorder() for x in (np.float32, ml_dtypes.bfloat16)]
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.int32, np.complex64, bool, object, ml_dtypes.float8_e4m3fn, *SWAPPED]
+)
 def test_other_dtypes_are_refused(dtype: Any) -> None:
     with pytest.raises(errors.UnsupportedDtypeError, match="float16, bfloat16"):
         arrays.dtype_name(np.dtype(dtype))

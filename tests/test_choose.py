@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -58,6 +59,7 @@ def test_config_comes_before_the_variable_and_that_before_the_heuristic(
         ("block_k=64", "block_k"),
         ("block_m", "name=value"),
         ({"block_m": "many"}, "integer"),
+        ({"block_m": 64.5}, "integer"),
         ("kernel=forward_wgmma", "forward_simt"),
         (64, "mapping"),
         ("block_m=48", "16 or 32 rows"),
@@ -115,16 +117,21 @@ def test_tensor_cores_where_there_are_some(arch: str, dtype: str, kernel: str) -
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 def test_every_default_tile_can_run(arch: str, dtype: str) -> None:
     device = Device.from_arch(arch)
-    for head_dim in (1, 16, 33, 64, 65, 96, 100, 128, 129, 192, 200, 256):
-        for fields in (
-            {},
-            {"window_right": 0},
-            {"softcap": 5.0},
-            {"bias": "fp32"},
-            {"vector_bytes": 4},
-        ):
-            spec = choose(problem(dtype, head_dim, **fields), device).spec
-            tiles.check_tile(spec, device, "the heuristic")
+    dims = [(n, n) for n in (1, 16, 33, 64, 65, 96, 112, 113, 128, 129, 192, 200, 256)]
+    modifiers: list[dict[str, Any]] = [
+        {},
+        {"window_right": 0},
+        {"softcap": 5.0},
+        {"alibi": True},
+        {"bias": "fp32"},
+        {"softcap": 5.0, "alibi": True, "bias": "fp16", "window_left": 3},
+        {"precision": "tf32"},
+    ]
+    for (dim, dim_v), width, fields in itertools.product(
+        [*dims, (192, 128), (16, 256), (256, 1)], (16, 8, 4), modifiers
+    ):
+        asked = problem(dtype, dim, head_dim_v=dim_v, vector_bytes=width, **fields)
+        tiles.check_tile(choose(asked, device).spec, device, "the heuristic")
 
 
 @given(

@@ -31,7 +31,7 @@ def test_import_loads_nothing_heavy_and_writes_nothing(tmp_path: Path) -> None:
     program = """
         import sys
         import cuflash
-        heavy = "cupy cupy_backends cuda torch jax click rich matplotlib".split()
+        heavy = "cupy cupy_backends cuda ml_dtypes torch jax click rich matplotlib".split()
         print([name for name in heavy if name in sys.modules])
         print([lib for lib in ("libcuda", "libcudart", "libnvrtc")
                if lib in open("/proc/self/maps").read()] if sys.platform == "linux" else [])
@@ -41,6 +41,23 @@ def test_import_loads_nothing_heavy_and_writes_nothing(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     assert run(program, HOME=str(home), CUFLASH_CACHE_DIR=str(cache)) == "[]\n[]\n"
     assert list(home.iterdir()) == [] and not cache.exists()
+
+
+def test_only_bfloat16_loads_ml_dtypes() -> None:
+    program = """
+        import sys
+        import numpy as np
+        import cuflash
+        for dtype in (np.float16, np.float32, np.float64):
+            x = np.ones((1, 5, 2, 16), dtype)
+            cuflash.flash_attn_func(x, x, x)
+        try:
+            cuflash.flash_attn_func(*[x.astype(int)] * 3)
+        except cuflash.CuflashError as error:
+            print(error.code.name)
+        print("ml_dtypes" in sys.modules)
+    """
+    assert run(program) == "UNSUPPORTED_DTYPE\nFalse\n"
 
 
 def test_import_without_a_home() -> None:

@@ -121,7 +121,7 @@ def random_inputs(size: Size, seed: int) -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(seed)
     of_k = (size.batch, size.seqlen_k, size.kv_heads, size.head_dim)
     shapes = ((size.batch, size.seqlen, size.heads, size.head_dim), of_k, of_k)
-    dtype = arrays.DTYPES[size.dtype]
+    dtype = arrays.dtype_of(size.dtype)
     q, k, v = (rng.standard_normal(shape, dtype=np.float32).astype(dtype) for shape in shapes)
     return q, k, v
 

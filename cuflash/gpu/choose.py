@@ -5,6 +5,7 @@ Order: the call's ``config``, ``CUFLASH_CONFIG``, then the heuristic below.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -87,7 +88,8 @@ def parse_config(config: Any, source: str = "config=") -> dict[str, Any]:
             result[name] = str(value)
             continue
         try:
-            number = int(value)
+            # Not int() of any number: 64.5 is a mistake, not 64.
+            number = int(value) if isinstance(value, str) else operator.index(value)
         except (TypeError, ValueError) as error:
             raise InvalidConfigError(
                 f"{source} has {name}={value!r}: an integer is needed"

@@ -75,7 +75,8 @@ def forward(
         softmax_scale, causal, window_size if type(window_size) is tuple else repr(window_size), softcap,
         layout, precision, config if config is None else repr(config), settings.config(),
         _signature(cu_seqlens_q), _signature(cu_seqlens_k), _signature(seqlens_k), _signature(alibi_slopes),
-        _signature(bias), _signature(sink), None if out is None else (_signature(out), out.data.ptr % 16),
+        None if bias is None else (_signature(bias), bias.data.ptr % 4), _signature(sink),
+        None if out is None else (_signature(out), out.data.ptr % 16),
     )  # fmt: skip
     if cupy.cuda.runtime.getDevice() != device_id:
         with cupy.cuda.Device(device_id):
@@ -85,13 +86,12 @@ def forward(
                 alibi_slopes=alibi_slopes, bias=bias, sink=sink, layout=layout, precision=precision,
                 config=config, out=out, return_lse=return_lse,
             )  # fmt: skip
-    editable = (
-        settings.kernel_dir() is not None
-    )  # then a kernel may have changed since the last call
+    # A kernel in a folder of the user's may have changed since the last call.
+    remember = settings.kernel_dir() is None
     try:
-        prepared = None if editable else _prepared.get(key)
-    except TypeError:  # an argument that is not even hashable: the checks say which
-        prepared = None
+        prepared = _prepared.get(key) if remember else None
+    except TypeError:  # an argument without a hash, such as a 0-d array, cannot be remembered
+        prepared, remember = None, False
     if prepared is None:
         inputs = dict(
             cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqlens_k=seqlens_k,
@@ -102,10 +102,11 @@ def forward(
             layout=layout, precision=precision, **inputs,
         )  # fmt: skip
         prepared = _prepare(problem, q, k, v, inputs, layout, config, device_id)
-        if not editable:
+        if remember:
             if len(_prepared) >= _MAX_PREPARED:
                 _prepared.clear()
-            _prepared[key] = replace(prepared, plan=replace(prepared.plan, origin="memory"))
+            origin = "memory" if prepared.kernel else "none"
+            _prepared[key] = replace(prepared, plan=replace(prepared.plan, origin=origin))
     elif out is not None:  # its address is new, so this cannot be remembered
         _check_overlap(out, q=q, k=k, v=v, bias=bias)
     try:

@@ -6,7 +6,8 @@ import ctypes
 import functools
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from cuflash import settings
@@ -41,11 +42,17 @@ class LoadedKernel:
     meta: dict[str, Any]
 
 
-_loaded: dict[tuple[KernelSpec, int], LoadedKernel] = {}
+_loaded: dict[tuple[KernelSpec, int, Path | None], LoadedKernel] = {}
 _lock = threading.Lock()
 _thread = threading.local()
-# Largest number of loaded modules: a sweep over configs must not keep them all on the device.
+# Largest number of functions remembered. Modules stay loaded: a captured graph may still run them.
 _MAX_LOADED = 512
+# What the driver says of a damaged image. Anything else may be an earlier kernel's doing, which must not
+# cost a good entry of the cache.
+_DAMAGED = (
+    driver.CUresult.CUDA_ERROR_INVALID_IMAGE,
+    driver.CUresult.CUDA_ERROR_INVALID_SOURCE,
+)
 
 
 def device_info(device_id: int) -> Device:
@@ -55,6 +62,7 @@ def device_info(device_id: int) -> Device:
 
 @functools.cache
 def _device_info(device_id: int) -> Device:
+    _check(driver.cuInit(0), "start the driver for GPU", device_id)
     device = _check(driver.cuDeviceGet(device_id), "find GPU", device_id)
 
     def ask(attribute: Any) -> int:
@@ -78,34 +86,32 @@ def load(spec: KernelSpec, device_id: int) -> LoadedKernel:
     ------
     CompileError, CacheError, UnsupportedArchError, CudaError
     """
-    key = (spec, device_id)
+    folder = settings.kernel_dir()
+    key = (spec, device_id, folder)
     loaded = _loaded.get(key)
     # Kernels in a folder of the user's may change between two calls: their text decides.
-    editable = settings.kernel_dir() is not None
-    if loaded is not None and not editable:
+    if loaded is not None and folder is None:
         return loaded
     bind_context(device_id)
     kernel = cache.load_or_compile(spec)
     if loaded is not None and loaded.digest == kernel.digest:
         return loaded
-    try:
-        loaded = _load(kernel, spec)
-    except CudaError:
-        if kernel.origin == "compile":
-            raise
+    result = driver.cuModuleLoadData(kernel.cubin)
+    if result[0] in _DAMAGED and kernel.origin != "compile":
         # A whole-looking entry that the driver will not take: replace it, once.
         cache.invalidate(kernel)
         kernel = cache.load_or_compile(spec)
-        loaded = _load(kernel, spec)
+        result = driver.cuModuleLoadData(kernel.cubin)
+    loaded = _loaded_kernel(result, kernel, spec)
     with _lock:
         if len(_loaded) >= _MAX_LOADED:
             _loaded.pop(next(iter(_loaded)))
-        _loaded[key] = loaded
+        _loaded[key] = replace(loaded, origin="memory")
     return loaded
 
 
-def _load(kernel: Any, spec: KernelSpec) -> LoadedKernel:
-    result = driver.cuModuleLoadData(kernel.cubin)
+def _loaded_kernel(result: Any, kernel: cache.Kernel, spec: KernelSpec) -> LoadedKernel:
+    """Find the entry in a module just loaded, and let it use the memory that it needs."""
     if result[0] in (
         driver.CUresult.CUDA_ERROR_NO_BINARY_FOR_GPU,
         driver.CUresult.CUDA_ERROR_UNSUPPORTED_PTX_VERSION,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import cases
@@ -11,7 +12,7 @@ import pytest
 import support
 
 import cuflash
-from cuflash.arrays import DTYPES
+from cuflash.arrays import dtype_of
 
 pytestmark = pytest.mark.gpu
 
@@ -19,7 +20,9 @@ pytestmark = pytest.mark.gpu
 def arrays(rng: np.random.Generator, dtype: str, *shapes: tuple[int, ...]) -> list[Any]:
     import cupy
 
-    return [cupy.asarray(rng.standard_normal(s, np.float32)).astype(DTYPES[dtype]) for s in shapes]
+    return [
+        cupy.asarray(rng.standard_normal(s, np.float32)).astype(dtype_of(dtype)) for s in shapes
+    ]
 
 
 def check_head(q: Any, k: Any, v: Any, out: Any, lse: Any, dtype: str, **options: Any) -> None:
@@ -29,7 +32,7 @@ def check_head(q: Any, k: Any, v: Any, out: Any, lse: Any, dtype: str, **options
         q[None, :, None], k[None, :, None], v[None, :, None], **options
     )
     plain = support.plain_attention(
-        q[None, :, None], k[None, :, None], v[None, :, None], dtype=DTYPES[dtype], **options
+        q[None, :, None], k[None, :, None], v[None, :, None], dtype=dtype_of(dtype), **options
     )
     support.assert_accurate(dtype, out[None, :, None], expected, plain)
     support.assert_lse(support.to_numpy(lse)[None, None], expected_lse)
@@ -38,7 +41,9 @@ def check_head(q: Any, k: Any, v: Any, out: Any, lse: Any, dtype: str, **options
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 @pytest.mark.parametrize("causal", [False, True])
-def test_several_tiles_and_a_ragged_tail(rng, dtype: str, head_dim: int, causal: bool) -> None:
+def test_several_tiles_and_a_ragged_tail(
+    rng: np.random.Generator, dtype: str, head_dim: int, causal: bool
+) -> None:
     q, k, v = arrays(
         rng, dtype, (2, 517, 4, head_dim), (2, 709, 2, head_dim), (2, 709, 2, head_dim)
     )
@@ -46,7 +51,7 @@ def test_several_tiles_and_a_ragged_tail(rng, dtype: str, head_dim: int, causal:
     check_head(q[1, :, 3], k[1, :, 1], v[1, :, 1], out[1, :, 3], lse[1, 3], dtype, causal=causal)
 
 
-def test_tf32_is_faster_arithmetic_not_another_result(rng) -> None:
+def test_tf32_is_faster_arithmetic_not_another_result(rng: np.random.Generator) -> None:
     q, k, v = arrays(rng, "fp32", *[(1, 300, 2, 64)] * 3)
     exact = cuflash.flash_attn_func(q, k, v)
     coarse = cuflash.flash_attn_func(q, k, v, precision="tf32")
@@ -56,7 +61,7 @@ def test_tf32_is_faster_arithmetic_not_another_result(rng) -> None:
 
 @pytest.mark.parametrize("tile", ["block_m=64 block_n=32 num_warps=4 num_stages=1", "block_m=32,num_warps=1",
                                   "block_n=32 num_stages=3", "block_m=64 num_warps=4 q_in_registers=1"])  # fmt: skip
-def test_any_tile_gives_the_same(rng, tile: str) -> None:
+def test_any_tile_gives_the_same(rng: np.random.Generator, tile: str) -> None:
     q, k, v = arrays(rng, "fp16", *[(1, 333, 2, 64)] * 3)
     expected = cuflash.flash_attn_func(q, k, v, causal=True)
     out = cuflash.flash_attn_func(q, k, v, causal=True, config=tile)
@@ -67,13 +72,13 @@ def test_any_tile_gives_the_same(rng, tile: str) -> None:
     )
 
 
-def test_a_tile_too_large_is_refused_with_the_nearest_that_fits(rng) -> None:
+def test_a_tile_too_large_is_refused_with_the_nearest_that_fits(rng: np.random.Generator) -> None:
     q, k, v = arrays(rng, "fp16", *[(1, 64, 1, 256)] * 3)
     with pytest.raises(cuflash.errors.InvalidConfigError, match="nearest tile that fits"):
         cuflash.flash_attn_func(q, k, v, config="block_m=256 block_n=256 num_warps=8")
 
 
-def test_repeats_are_bitwise_equal(rng) -> None:
+def test_repeats_are_bitwise_equal(rng: np.random.Generator) -> None:
     import cupy
 
     q, k, v = arrays(rng, "bf16", *[(2, 700, 4, 128)] * 3)
@@ -82,7 +87,7 @@ def test_repeats_are_bitwise_equal(rng) -> None:
         assert (cuflash.flash_attn_func(q, k, v, causal=True).view(cupy.uint16) == first).all()
 
 
-def test_long_sequence_needs_no_memory_but_out_and_lse(rng) -> None:
+def test_long_sequence_needs_no_memory_but_out_and_lse(rng: np.random.Generator) -> None:
     import cupy
 
     n = 131072
@@ -113,7 +118,7 @@ def test_long_sequence_needs_no_memory_but_out_and_lse(rng) -> None:
     )
 
 
-def test_more_than_2_to_31_elements(rng) -> None:
+def test_more_than_2_to_31_elements(rng: np.random.Generator) -> None:
     import cupy
 
     batch, n, heads, dim = 1100, 512, 60, 64
@@ -134,7 +139,7 @@ def test_more_than_2_to_31_elements(rng) -> None:
     )
 
 
-def test_a_row_stride_beyond_2_to_31_elements(rng) -> None:
+def test_a_row_stride_beyond_2_to_31_elements(rng: np.random.Generator) -> None:
     import cupy
 
     dim, n = 32, 68  # the last row starts beyond 2**31
@@ -148,14 +153,14 @@ def test_a_row_stride_beyond_2_to_31_elements(rng) -> None:
     assert (out == expected).all()
 
 
-def test_many_heads_go_on_the_grid(rng) -> None:
+def test_many_heads_go_on_the_grid(rng: np.random.Generator) -> None:
     q, k, v = arrays(rng, "fp16", *[(70000, 3, 1, 16)] * 3)
     out = cuflash.flash_attn_func(q, k, v)
     last = cuflash.flash_attn_func(q[-1:], k[-1:], v[-1:])
     assert (out[-1:] == last).all()
 
 
-def test_stream_and_graph_capture(rng) -> None:
+def test_stream_and_graph_capture(rng: np.random.Generator) -> None:
     import cupy
 
     q, k, v = arrays(rng, "bf16", *[(1, 300, 2, 64)] * 3)
@@ -176,7 +181,14 @@ def test_stream_and_graph_capture(rng) -> None:
     np.testing.assert_array_equal(support.to_numpy(out), support.to_numpy(expected[:, ::-1]))
 
 
-def test_nothing_is_kept(rng) -> None:
+def test_options_that_have_no_hash(rng: np.random.Generator) -> None:
+    q, k, v = arrays(rng, "fp16", *[(1, 40, 1, 32)] * 3)
+    expected = cuflash.flash_attn_func(q, k, v, causal=True, window_size=(8, 0))
+    options: dict[str, Any] = {"causal": np.array(True), "window_size": (np.array(8), 0)}
+    assert (cuflash.flash_attn_func(q, k, v, **options) == expected).all()
+
+
+def test_nothing_is_kept(rng: np.random.Generator) -> None:
     import cupy
 
     q, k, v = arrays(rng, "fp16", *[(1, 200, 2, 64)] * 3)
@@ -188,7 +200,7 @@ def test_nothing_is_kept(rng) -> None:
     assert pool.used_bytes() == before
 
 
-def test_first_use_from_many_threads(rng) -> None:
+def test_first_use_from_many_threads(rng: np.random.Generator) -> None:
     q, k, v = arrays(rng, "fp16", *[(1, 200, 2, 48)] * 3)
     results: list[Any] = [None] * 16
 
@@ -204,19 +216,22 @@ def test_first_use_from_many_threads(rng) -> None:
         np.testing.assert_array_equal(result, results[0])
 
 
-def test_plan_says_where_the_kernel_came_from(rng) -> None:
+def test_plan_says_where_the_kernel_came_from(rng: np.random.Generator) -> None:
     q, k, v = arrays(rng, "fp16", *[(1, 100, 1, 32)] * 3)
     cuflash.flash_attn_func(q, k, v, config="block_n=48")
     first = cuflash.last_plan()
     cuflash.flash_attn_func(q, k, v, config="block_n=48")
     second = cuflash.last_plan()
-    assert first is not None and second is not None
+    cuflash.flash_attn_func(q[:, :50], k, v, config="block_n=48")
+    other_shape = cuflash.last_plan()
+    assert first is not None and second is not None and other_shape is not None
     assert first.origin in ("compile", "disk") and second.origin == "memory"
+    assert other_shape.origin == "memory"
     assert first.spill_bytes == 0 and first.registers and first.shared_bytes and first.compile_ms
     assert "block_n=48" in first.tile and "config=" in first.reason
 
 
-def test_arrays_of_torch_come_back_as_torch(rng) -> None:
+def test_arrays_of_torch_come_back_as_torch(rng: np.random.Generator) -> None:
     torch = pytest.importorskip("torch")
     q = torch.randn(1, 200, 2, 64, device="cuda", dtype=torch.bfloat16)
     out = cuflash.flash_attn_func(q, q, q, causal=True)
@@ -233,7 +248,7 @@ def test_arrays_of_torch_come_back_as_torch(rng) -> None:
 @pytest.mark.parametrize("mask", ["causal", "window", "bias"])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_a_masked_key_does_not_leak(
-    rng, dtype: str, head_dim: int, mask: str, poison: float
+    rng: np.random.Generator, dtype: str, head_dim: int, mask: str, poison: float
 ) -> None:
     """NaN in k and v reaches the rows that see the key and no other: 0 * NaN in a tile is not enough."""
     n, bad = 300, 170
@@ -268,7 +283,7 @@ def test_a_masked_key_does_not_leak(
 
 
 def test_an_edited_kernel_runs_at_the_next_call(
-    rng, tmp_path, monkeypatch: pytest.MonkeyPatch
+    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import shutil
 
@@ -288,5 +303,7 @@ def test_an_edited_kernel_runs_at_the_next_call(
     _, after = cuflash.flash_attn_func(q, k, v, return_lse=True)
     np.testing.assert_allclose(support.to_numpy(after), support.to_numpy(before) + 1, rtol=1e-6)
     monkeypatch.delenv("CUFLASH_KERNEL_DIR")
+    _, restored = cuflash.flash_attn_func(q[:, :99], k, v, return_lse=True)
+    assert (restored == before[:, :, :99]).all()
     _, again = cuflash.flash_attn_func(q, k, v, return_lse=True)
     assert (again == before).all()
