@@ -14,7 +14,9 @@ PARAMS_BYTES = 336
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """One specialised kernel: hashable, without lengths, batch sizes or masks, which are arguments.
+    """One specialised kernel: hashable, without lengths and batch sizes, which are arguments.
+
+    ``masked``: rows may see only a part of their keys (causal, window, bias); which, is an argument too.
 
     ``head_dim`` and ``head_dim_v`` are the padded ones; ``bias`` is the bias dtype or None.
     ``blocks_per_sm`` bounds the registers so that as many thread blocks fit one multiprocessor.
