@@ -48,13 +48,13 @@ def cache_dir() -> Path:
 
 def kernel_dir() -> Path | None:
     """Folder with an edited copy of kernels_cu, or None for the installed one."""
-    given = os.environ.get("CUFLASH_KERNEL_DIR")
+    given = _read("CUFLASH_KERNEL_DIR")
     return Path(given).expanduser() if given else None
 
 
 def config() -> str | None:
     """Kernel and tile for every call, or None."""
-    return os.environ.get("CUFLASH_CONFIG") or None
+    return _read("CUFLASH_CONFIG") or None
 
 
 def no_cache() -> bool:
@@ -94,5 +94,17 @@ def nvrtc_flags() -> list[str]:
         ) from error
 
 
+# What os.environ keeps its values in. os.environ.get raises and catches inside when a name is not set, which is
+# the usual case and would be a tenth of a small call's host cost, three times over.
+_VALUES: dict[bytes, bytes] | None = getattr(os.environ, "_data", None)
+
+
+def _read(name: str) -> str:
+    if _VALUES is not None and name.encode() not in _VALUES:
+        return ""
+    return os.environ.get(name, "")
+
+
 def _flag(name: str) -> bool:
-    return os.environ.get(name, "").lower() not in ("", "0", "false", "no", "off")
+    value = _read(name)
+    return bool(value) and value.lower() not in ("0", "false", "no", "off")

@@ -74,10 +74,14 @@ def forward(
         (q_pointer | k_pointer | v_pointer) % 16, device_id, k.data.device_id, v.data.device_id,
         softmax_scale, causal, window_size if type(window_size) is tuple else repr(window_size), softcap,
         layout, precision, config if config is None else repr(config), settings.config(),
-        _signature(cu_seqlens_q), _signature(cu_seqlens_k), _signature(seqlens_k), _signature(alibi_slopes),
-        None if bias is None else (_signature(bias), bias.data.ptr % 4), _signature(sink),
-        None if out is None else (_signature(out), out.data.ptr % 16),
     )  # fmt: skip
+    plain = cu_seqlens_q is seqlens_k is alibi_slopes is bias is sink is out is None
+    if not plain:
+        key += (
+            _signature(cu_seqlens_q), _signature(cu_seqlens_k), _signature(seqlens_k), _signature(alibi_slopes),
+            None if bias is None else (_signature(bias), bias.data.ptr % 4), _signature(sink),
+            None if out is None else (_signature(out), out.data.ptr % 16),
+        )  # fmt: skip
     if cupy.cuda.runtime.getDevice() != device_id:
         with cupy.cuda.Device(device_id):
             return forward(
@@ -127,11 +131,11 @@ def forward(
         words[0], words[1], words[2], words[3] = q_pointer, k_pointer, v_pointer, result.data.ptr
         if lse is not None:
             words[4] = lse.data.ptr
-        if cu_seqlens_q is not None:
-            words[5], words[6] = cu_seqlens_q.data.ptr, cu_seqlens_k.data.ptr
-        for word, optional in ((7, seqlens_k), (8, alibi_slopes), (9, bias), (10, sink)):
-            if optional is not None:
-                words[word] = optional.data.ptr
+        if not plain:
+            optional = (cu_seqlens_q, cu_seqlens_k, seqlens_k, alibi_slopes, bias, sink)
+            for word, x in enumerate(optional, 5):
+                if x is not None:
+                    words[word] = x.data.ptr
         launch.launch(prepared.kernel, prepared.blocks, words, cupy.cuda.get_current_stream().ptr)
     plan.record(prepared.plan)
     return (result, lse) if return_lse else result
