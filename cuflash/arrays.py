@@ -24,6 +24,7 @@ from cuflash.errors import (
 # Arrays are Any on purpose: NumPy's and CuPy's have no common static type.
 Array = Any
 
+ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 _NUMPY_DTYPES = {"fp16": np.float16, "fp32": np.float32, "fp64": np.float64}
 _NAMES = {np.dtype(scalar): name for name, scalar in _NUMPY_DTYPES.items()}
 

@@ -84,6 +84,13 @@ def check_ndim(q: Any, k: Any, v: Any, layout: str, packed: bool) -> None:
             )
 
 
+def check_sizes(**named: int) -> None:
+    """Refuse a negative size; 0 is a size."""
+    for name, size in named.items():
+        if size < 0:
+            raise InvalidDimensionError(f"{name} is {size}: 0 or more is needed")
+
+
 def check_shapes(q: Any, k: Any, v: Any, packed: bool) -> None:
     """Check sizes of (batch, seqlen, nheads, head_dim) or (total, nheads, head_dim) arrays."""
     for name, size in (("q", q.shape[-1]), ("k", k.shape[-1]), ("v", v.shape[-1])):

@@ -182,3 +182,7 @@ class UnsupportedArchError(CuflashError, RuntimeError):
 
 class CacheWarning(UserWarning):
     """The kernel cache could not be read or written; work goes on without it."""
+
+
+class TuningWarning(UserWarning):
+    """A tuned entry, or a whole table, could not be used; the next place is asked for a tile."""

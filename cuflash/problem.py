@@ -6,10 +6,12 @@ Both roads build their problem here, so both refuse the same calls with the same
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from cuflash import arrays, checks, lengths
+from cuflash.errors import UnsupportedDtypeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,37 @@ class AttentionProblem:
         return self.window_right == 0 and self.window_left == -1
 
     @property
+    def in_words(self) -> str:
+        """The problem as one reads it in a line."""
+        masked = self.window_left >= 0 or self.window_right >= 0
+        window = f"window={self.window_left},{self.window_right}"
+        parts = [
+            self.dtype,
+            f"batch={self.batch}",
+            f"{'rows' if self.packed else 'seqlen'}={self.seqlen_q}x{self.seqlen_k}",
+            f"heads={self.nheads_q}/{self.nheads_k}",
+            f"head_dim={self.head_dim}"
+            + (f"/{self.head_dim_v}" if self.head_dim_v != self.head_dim else ""),
+            "packed" if self.packed else "",
+            "causal" if self.causal else window if masked else "",
+            f"softcap={self.softcap:g}" if self.softcap else "",
+            "alibi" if self.alibi else "",
+            f"bias={self.bias}" if self.bias else "",
+            "sink" if self.sink else "",
+            "seqlens_k" if self.seqlens_k else "",
+            self.precision if self.precision != "ieee" else "",
+            f"loads={self.vector_bytes}" if self.vector_bytes != 16 else "",
+        ]
+        return " ".join(part for part in parts if part)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `describe_problem` makes the problem of: numbers and words that JSON can hold."""
+        values = asdict(self)
+        values["window_size"] = (values.pop("window_left"), values.pop("window_right"))
+        return values
+
+    @property
     def flops(self) -> int:
         """Multiplications and additions of the two matrix products, half of them when causal.
 
@@ -55,6 +88,87 @@ class AttentionProblem:
             raise ValueError("the work of a packed problem depends on the values of cu_seqlens")
         scores = self.batch * self.nheads_q * self.seqlen_q * self.seqlen_k
         return 2 * scores * (self.head_dim + self.head_dim_v) // (2 if self.causal else 1)
+
+
+def describe_problem(
+    *,
+    dtype: str = "bf16",
+    batch: int = 1,
+    seqlen_q: int = 1024,
+    seqlen_k: int | None = None,
+    nheads_q: int = 1,
+    nheads_k: int | None = None,
+    head_dim: int = 128,
+    head_dim_v: int | None = None,
+    packed: bool = False,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi: bool = False,
+    bias: str | None = None,
+    sink: bool = False,
+    seqlens_k: bool = False,
+    precision: str = "ieee",
+    vector_bytes: int = 16,
+) -> AttentionProblem:
+    """Say by numbers alone what a call would ask for: a problem whose arrays do not exist yet.
+
+    Parameters
+    ----------
+    dtype : {"fp16", "bf16", "fp32", "fp64"}
+    batch, seqlen_q, seqlen_k, nheads_q, nheads_k, head_dim, head_dim_v : int
+        Those of k are, where left out, those of q. Of packed input ``batch`` counts the sequences
+        and ``seqlen_q``, ``seqlen_k`` the rows of all of them.
+    bias : str, optional
+        Dtype of a bias.
+    alibi, sink, seqlens_k : bool
+        Whether the call has such an argument.
+    vector_bytes : int
+        Widest load that the arrays will allow: 16, 8, 4 or the element's size.
+    softmax_scale, causal, window_size, softcap, precision
+        As `cuflash.flash_attn_func` takes them.
+
+    Raises
+    ------
+    CuflashError
+        As a call with such arrays would.
+    """
+    seqlen_k = seqlen_q if seqlen_k is None else seqlen_k
+    nheads_k = nheads_q if nheads_k is None else nheads_k
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    of_q, of_k = (batch, seqlen_q, nheads_q), (batch, seqlen_k, nheads_k)
+    checks.check_sizes(batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+    shapes = ((*of_q, head_dim), (*of_k, head_dim), (*of_k, head_dim_v))
+    q, k, v = (SimpleNamespace(shape=shape) for shape in shapes)
+    checks.check_shapes(q, k, v, packed)
+    for name, value in (("dtype", dtype), ("bias", bias)):
+        if value is not None and value not in arrays.ELEMENT_BYTES:
+            raise UnsupportedDtypeError(
+                f"{name} is {value!r}: {', '.join(arrays.ELEMENT_BYTES)} can be used"
+            )
+    window_left, window_right = checks.check_window(window_size, causal)
+    return AttentionProblem(
+        dtype=dtype,
+        batch=batch,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        nheads_q=nheads_q,
+        nheads_k=nheads_k,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        packed=packed,
+        softmax_scale=checks.check_scale(softmax_scale, head_dim),
+        window_left=window_left,
+        window_right=window_right,
+        softcap=checks.check_softcap(softcap),
+        alibi=alibi,
+        bias=bias,
+        sink=sink,
+        seqlens_k=seqlens_k,
+        precision=checks.check_precision(precision, dtype),
+        vector_bytes=max(vector_bytes, arrays.ELEMENT_BYTES[dtype]),
+    )
 
 
 def build_problem(

@@ -45,7 +45,7 @@ def attention_reference(q: Any, k: Any, v: Any, **options: Any) -> tuple[Array, 
     out = np.zeros((*asked.q.shape[:-1], asked.problem.head_dim_v))
     lse = np.full(_lse_shape(asked.problem), -np.inf)
     for part in _parts(asked):
-        out[part.of_q] = _weighted(part.weights, part.v, part.visible)
+        out[part.of_q] = weighted(part.weights, part.v, part.visible)
         lse[part.of_lse] = part.lse
     return arrays.as_bshd(out, asked.layout), lse
 
@@ -77,14 +77,14 @@ def attention_reference_gradients(
     for part in _parts(asked):
         do, p, visible = dout[part.of_q], part.weights, part.visible
         # The sum over keys of weight times its gradient: out . dout, row by row.
-        delta = (do * _weighted(p, part.v, visible)).sum(-1, keepdims=True)
+        delta = (do * weighted(p, part.v, visible)).sum(-1, keepdims=True)
         with np.errstate(invalid="ignore"):
             ds = np.where(visible, p * (do @ part.v.T - delta), 0.0)
             if cap:
                 ds = np.where(visible, ds * (1 - (part.capped / cap) ** 2), 0.0)
-        dq[part.of_q] += scale * _weighted(ds, part.k, visible)
-        dk[part.of_k] += scale * _weighted(ds.T, part.q, visible.T)
-        dv[part.of_k] += _weighted(p.T, do, visible.T)
+        dq[part.of_q] += scale * weighted(ds, part.k, visible)
+        dk[part.of_k] += scale * weighted(ds.T, part.q, visible.T)
+        dv[part.of_k] += weighted(p.T, do, visible.T)
         dsink[part.head] -= (part.sink_weight * delta[:, 0]).sum()
     gradients = tuple(arrays.as_bshd(x, asked.layout) for x in (dq, dk, dv))
     return gradients if asked.sink is None else (*gradients, dsink)
@@ -179,26 +179,39 @@ def _parts(asked: _Asked) -> Iterator[_Part]:
             extra = np.zeros((len(q), len(k))) if bias is None else bias[b, head, :, : len(k)]
             sink = -np.inf if asked.sink is None else float(asked.sink[head])
             of_lse = (head, rows) if problem.packed else (b, head)
-            softmax = _softmax(problem, q, k, extra, slopes[b, head], sink)
-            yield _Part(of_q, of_k, of_lse, head, q, k, v, *softmax)
+            visible, added = visible_and_added(
+                problem, np.arange(len(q)), len(q), len(k), extra, slopes[b, head]
+            )
+            softmax = softmax_of_head(problem, q, k, visible, added, sink)
+            yield _Part(of_q, of_k, of_lse, head, q, k, v, visible, *softmax)
 
 
-def _softmax(
-    problem: AttentionProblem, q: Array, k: Array, bias: Array, slope: float, sink: float
-) -> tuple[Array, Array, Array, Array, Array]:
-    """Visible keys, capped scores, weights, weight of the sink and lse of one head."""
+def visible_and_added(
+    problem: AttentionProblem, rows: Array, rows_q: int, rows_k: int, bias: Array, slope: float
+) -> tuple[Array, Array]:
+    """Which keys some query rows see, and what bias and ALiBi add to their scores.
+
+    ``rows`` are their places among the sequence's ``rows_q``; the matrices are (rows, rows_k).
+    """
     # Distance of a key from the diagonal, which ends at the last query and the last key.
-    ahead = np.arange(len(k)) - (np.arange(len(q))[:, None] + len(k) - len(q))
+    ahead = np.arange(rows_k) - (rows[:, None] + rows_k - rows_q)
     visible = ~np.isneginf(bias)
     if problem.window_left >= 0:
         visible &= ahead >= -problem.window_left
     if problem.window_right >= 0:
         visible &= ahead <= problem.window_right
+    return visible, bias - slope * np.abs(ahead)
+
+
+def softmax_of_head(
+    problem: AttentionProblem, q: Array, k: Array, visible: Array, added: Array, sink: float
+) -> tuple[Array, Array, Array, Array]:
+    """Capped scores, weights, weight of the sink and lse of some rows of one head."""
     with np.errstate(invalid="ignore", over="ignore"):
         capped = problem.softmax_scale * (q @ k.T)
         if problem.softcap:
             capped = problem.softcap * np.tanh(capped / problem.softcap)
-        scores = np.where(visible, capped + bias - slope * np.abs(ahead), -np.inf)
+        scores = np.where(visible, capped + added, -np.inf)
     largest = np.maximum(scores.max(-1, initial=-np.inf), sink)
     shift = np.where(np.isneginf(largest), 0.0, largest)
     weights = np.exp(scores - shift[:, None])
@@ -207,10 +220,10 @@ def _softmax(
     empty = total == 0
     divisor = np.where(empty, 1.0, total)
     lse = np.where(empty, -np.inf, shift + np.log(divisor))
-    return visible, capped, weights / divisor[:, None], sink_weight / divisor, lse
+    return capped, weights / divisor[:, None], sink_weight / divisor, lse
 
 
-def _weighted(weights: Array, values: Array, visible: Array) -> Array:
+def weighted(weights: Array, values: Array, visible: Array) -> Array:
     """``weights @ values``, where hidden values do not count, not even NaN times 0."""
     tame = np.isfinite(values).all(-1, keepdims=True)
     sums = weights @ np.where(tame, values, 0.0)

@@ -25,6 +25,12 @@ SETTINGS = (
         "folder of compiled kernels",
     ),
     Setting("CUFLASH_KERNEL_DIR", "the installed kernels_cu", "folder with an edited copy of it"),
+    Setting("CUFLASH_DEV", "0", "1: look at every call whether a kernel file was edited"),
+    Setting(
+        "CUFLASH_CUBIN_DIR", "", "folder with hand-made <arch>/<spec name>.cubin to run instead"
+    ),
+    Setting("CUFLASH_DEBUG", "0", "1: kernels with asserts, bounds checks and line numbers"),
+    Setting("CUFLASH_RECORD", "", "file to which each new problem is added, for --from-log"),
     Setting("CUFLASH_CONFIG", "", "kernel and tile for every call, as config= takes them"),
     Setting("CUFLASH_NO_CACHE", "0", "1: neither read nor write compiled kernels on disk"),
     Setting("CUFLASH_NO_JIT", "0", "1: an error instead of a compile"),
@@ -49,6 +55,28 @@ def cache_dir() -> Path:
 def kernel_dir() -> Path | None:
     """Folder with an edited copy of kernels_cu, or None for the installed one."""
     given = _read("CUFLASH_KERNEL_DIR")
+    return Path(given).expanduser() if given else None
+
+
+def watch_kernels() -> bool:
+    """Whether kernel files may change between two calls of a process."""
+    return kernel_dir() is not None or _flag("CUFLASH_DEV")
+
+
+def cubin_dir() -> Path | None:
+    """Folder of hand-made machine code, or None."""
+    given = _read("CUFLASH_CUBIN_DIR")
+    return Path(given).expanduser() if given else None
+
+
+def debug() -> bool:
+    """Whether kernels are built to check themselves."""
+    return _flag("CUFLASH_DEBUG")
+
+
+def record() -> Path | None:
+    """File of recorded problems, or None."""
+    given = _read("CUFLASH_RECORD")
     return Path(given).expanduser() if given else None
 
 

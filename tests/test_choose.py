@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from cuflash.errors import InvalidConfigError, UnsupportedArchError
 from cuflash.gpu import tiles
 from cuflash.gpu.choose import CONFIG_KEYS, choose, pad_head_dim, parse_config, vector_bytes
 from cuflash.gpu.device import Device
-from cuflash.problem import AttentionProblem
+from cuflash.problem import AttentionProblem, describe_problem
 
 ARCHS = (
     "sm_70",
@@ -34,12 +33,8 @@ H200 = Device.from_arch("sm_90")
 
 
 def problem(dtype: str = "bf16", head_dim: int = 128, **fields: Any) -> AttentionProblem:
-    values: dict[str, Any] = dict(
-        dtype=dtype, batch=2, seqlen_q=1000, seqlen_k=1000, nheads_q=4, nheads_k=4, head_dim=head_dim,
-        head_dim_v=head_dim, packed=False, softmax_scale=1 / math.sqrt(head_dim), window_left=-1, window_right=-1,
-        softcap=0.0, alibi=False, bias=None, sink=False, seqlens_k=False, precision="ieee", vector_bytes=16,
-    )  # fmt: skip
-    return AttentionProblem(**{**values, **fields})
+    plain = describe_problem(dtype=dtype, head_dim=head_dim, batch=2, seqlen_q=1000, nheads_q=4)
+    return replace(plain, **fields)
 
 
 def test_config_comes_before_the_variable_and_that_before_the_heuristic(

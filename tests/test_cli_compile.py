@@ -12,6 +12,7 @@ from cuflash.errors import MissingDependencyError
 from cuflash.gpu.choose import choose
 from cuflash.gpu.device import Device
 from cuflash.gpu.render import kernel_root
+from cuflash.problem import describe_problem
 
 # One small kernel, so that the first of these tests compiles and the others find it in the cache.
 ONE = ["compile", "--arch", "sm_90", "--dtype", "fp16", "--head-dim", "32"]
@@ -32,10 +33,7 @@ def specs(**options):
 
 def test_what_is_not_given_is_chosen_as_in_a_call():
     (spec,) = specs(dtypes=["bf16"], head_dims=[64])
-    problem = compiling.a_problem(
-        dtype="bf16", head_dim=64, head_dim_v=64, softcap=0.0, alibi=False, bias=None,
-        precision="ieee", vector_bytes=16,
-    )  # fmt: skip
+    problem = describe_problem(head_dim=64)
     assert spec == choose(problem, Device.from_arch("sm_90")).spec
 
 

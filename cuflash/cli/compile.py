@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import click
 from cuflash.cli import kernels, listing, machine
 from cuflash.cli.failure import in_words
 from cuflash.cli.tables import emit, json_option
-from cuflash.problem import AttentionProblem
+from cuflash.problem import describe_problem
 
 if TYPE_CHECKING:
     from cuflash.gpu.spec import KernelSpec
@@ -164,15 +163,15 @@ def asked_for(
     combinations = itertools.product(archs, dtypes or ("bf16",), head_dims or (128,))
     specs = [
         choose(
-            a_problem(
+            describe_problem(
                 dtype=dtype,
                 head_dim=head_dim,
-                head_dim_v=head_dim_v or head_dim,
+                head_dim_v=head_dim_v,
                 softcap=float(softcap),
                 alibi=alibi,
                 bias=bias,
                 precision=precision,
-                vector_bytes=max(int(vector_bytes), 4 if dtype == "fp32" else 2),
+                vector_bytes=int(vector_bytes),
             ),
             Device.from_arch(arch),
             config or None,
@@ -181,22 +180,3 @@ def asked_for(
     ]
     # Head dims that are padded alike share one kernel.
     return list(dict.fromkeys(specs))
-
-
-def a_problem(*, head_dim: int, **fields: Any) -> AttentionProblem:
-    """Give a problem whose lengths do not matter: a spec knows none."""
-    return AttentionProblem(
-        batch=1,
-        seqlen_q=1024,
-        seqlen_k=1024,
-        nheads_q=1,
-        nheads_k=1,
-        head_dim=head_dim,
-        packed=False,
-        softmax_scale=1 / math.sqrt(head_dim),
-        window_left=-1,
-        window_right=-1,
-        sink=False,
-        seqlens_k=False,
-        **fields,
-    )

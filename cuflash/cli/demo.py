@@ -6,20 +6,20 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import click
 import numpy as np
 
 import cuflash
-from cuflash import arrays
 from cuflash.cli import kernels, machine
-from cuflash.cli.check import check
 from cuflash.cli.tables import Column, Row, Table, emit, json_option
 from cuflash.cli.units import in_milliseconds
+from cuflash.debug.accuracy import Truth
 from cuflash.errors import MissingDependencyError
-from cuflash.problem import AttentionProblem, build_problem
+from cuflash.inputs import Inputs, random_inputs
+from cuflash.problem import AttentionProblem, describe_problem
 
 COLUMNS = (
     Column("device"),
@@ -36,26 +36,12 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Size:
-    """The shape of a run; the command's options fill in what they name."""
-
-    batch: int
-    seqlen: int
-    seqlen_k: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: str
-    causal: bool
-
-
 @click.command()
 @click.option("--batch", type=click.IntRange(1), help="Sequences.  [default: 4; on a CPU 1]")
 @click.option("--seqlen", type=click.IntRange(1), help="Queries.  [default: 4096; on a CPU 1024]")
 @click.option("--seqlen-k", type=click.IntRange(1), help="Keys.  [default: as --seqlen]")
 @click.option("--heads", type=click.IntRange(1), help="Query heads.  [default: 16; on a CPU 4]")
-@click.option("--kv-heads", type=click.IntRange(1), help="Key heads.  [default: as --heads]")
+@click.option("--heads-k", type=click.IntRange(1), help="Key heads.  [default: as --heads]")
 @click.option("--head-dim", type=click.IntRange(1), help="Head dim.  [default: 128; on a CPU 64]")
 @click.option(
     "--dtype",
@@ -78,7 +64,7 @@ def demo(
     seqlen: int | None,
     seqlen_k: int | None,
     heads: int | None,
-    kv_heads: int | None,
+    heads_k: int | None,
     head_dim: int | None,
     dtype: str,
     causal: bool,
@@ -98,12 +84,11 @@ def demo(
         fallback if value is None else value
         for value, fallback in zip(given, defaults, strict=True)
     )
-    size = Size(
-        batch, seqlen, seqlen_k or seqlen, heads, kv_heads or heads, head_dim, dtype, causal
-    )
-    q, k, v = random_inputs(size, seed)
-    problem = build_problem(q, k, v, causal=causal)
-    run = run_on_gpu(q, k, v, problem) if gpu else run_on_cpu(q, k, v, problem)
+    problem = describe_problem(
+        dtype=dtype, batch=batch, seqlen_q=seqlen, seqlen_k=seqlen_k, nheads_q=heads, nheads_k=heads_k,
+        head_dim=head_dim, causal=causal,
+    )  # fmt: skip
+    run = run_on_gpu(problem, seed) if gpu else run_on_cpu(problem, seed)
     tables = [
         Table(
             "run", "Attention on random input, checked against float64", COLUMNS, [run], tall=True
@@ -116,44 +101,31 @@ def demo(
         sys.exit(1)
 
 
-def random_inputs(size: Size, seed: int) -> tuple[Any, Any, Any]:
-    """Give q, k and v of standard normal numbers in NumPy."""
-    rng = np.random.default_rng(seed)
-    of_k = (size.batch, size.seqlen_k, size.kv_heads, size.head_dim)
-    shapes = ((size.batch, size.seqlen, size.heads, size.head_dim), of_k, of_k)
-    dtype = arrays.dtype_of(size.dtype)
-    q, k, v = (rng.standard_normal(shape, dtype=np.float32).astype(dtype) for shape in shapes)
-    return q, k, v
-
-
-def run_on_cpu(q: Any, k: Any, v: Any, problem: AttentionProblem) -> Row:
+def run_on_cpu(problem: AttentionProblem, seed: int) -> Row:
     """Run and time the NumPy road."""
+    inputs = random_inputs(problem, np, seed)
 
     def call() -> float:
         start = time.perf_counter()
-        cuflash.flash_attn_func(q, k, v, causal=problem.causal)
+        inputs.attend()
         return 1e3 * (time.perf_counter() - start)
 
-    out = cuflash.flash_attn_func(q, k, v, causal=problem.causal)
-    return result("CPU", problem, [call() for _ in range(3)], q, k, v, out)
+    out = inputs.attend()
+    return result("CPU", inputs, [call() for _ in range(3)], out)
 
 
-def run_on_gpu(q: Any, k: Any, v: Any, problem: AttentionProblem) -> Row:
+def run_on_gpu(problem: AttentionProblem, seed: int) -> Row:
     """Run and time the kernels on the current GPU."""
     import cupy
 
     from cuflash.gpu.launch import device_info
 
-    q, k, v = (cupy.asarray(x) for x in (q, k, v))
-    out = cuflash.flash_attn_func(q, k, v, causal=problem.causal)
+    inputs = random_inputs(problem, cupy, seed)
+    out = inputs.attend()
     # Where the kernel came from is news at the first call only.
     first = cuflash.last_plan()
-
-    def call() -> None:
-        cuflash.flash_attn_func(q, k, v, causal=problem.causal)
-
     device = device_info(cupy.cuda.Device().id)
-    row = result(device.name, problem, event_times(call), q, k, v, out)
+    row = result(device.name, inputs, event_times(inputs.attend), out)
     return row | {"origin": first.origin if first else None}
 
 
@@ -172,16 +144,15 @@ def event_times(call: Callable[[], None], warm_up: int = 10, runs: int = 30) -> 
     return [cupy.cuda.get_elapsed_time(start, end) for start, end in pairs]
 
 
-def result(
-    device: str, problem: AttentionProblem, times: Sequence[float], q: Any, k: Any, v: Any, out: Any
-) -> Row:
+def result(device: str, inputs: Inputs, times: Sequence[float], out: Any) -> Row:
     """Check an answer and put everything about the run in one row."""
+    problem = inputs.problem
     plan = cuflash.last_plan()
-    verdict = check(q, k, v, out, causal=problem.causal)
+    verdict = Truth(inputs).verdict(out)
     milliseconds = statistics.median(times)
     return {
         "device": device,
-        "problem": in_words(problem),
+        "problem": problem.in_words,
         "kernel": plan.kernel if plan else None,
         "tile": plan.tile if plan else None,
         "reason": plan.reason if plan else None,
@@ -192,15 +163,6 @@ def result(
         "bound": verdict.bound,
         "verdict": "OK" if verdict.ok else "FAIL",
     }
-
-
-def in_words(problem: AttentionProblem) -> str:
-    """Give a problem as one reads it."""
-    return (
-        f"{problem.dtype} batch={problem.batch} seqlen={problem.seqlen_q}x{problem.seqlen_k}"
-        f" heads={problem.nheads_q}/{problem.nheads_k} head_dim={problem.head_dim}"
-        f"{' causal' if problem.causal else ''}"
-    )
 
 
 def compiled_for(arch: str, problem: AttentionProblem) -> list[Table]:

@@ -1,6 +1,7 @@
 """From a problem to a spec: which kernel, which tile, and why.
 
-Order: the call's ``config``, ``CUFLASH_CONFIG``, then the heuristic below.
+Order: the call's ``config``, ``CUFLASH_CONFIG``, what was tuned for this GPU here, what ships for it,
+then the heuristic below.
 """
 
 from __future__ import annotations
@@ -11,23 +12,34 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from cuflash import settings
+from cuflash.arrays import ELEMENT_BYTES
 from cuflash.errors import InvalidConfigError
 from cuflash.gpu import tiles
 from cuflash.gpu.device import Device
-from cuflash.gpu.spec import ELEMENT_BYTES, KernelSpec
+from cuflash.gpu.spec import KernelSpec
 from cuflash.gpu.tiles import Tile
 from cuflash.problem import AttentionProblem
+from cuflash.tuning import store
 
 KERNELS = ("forward_mma", "forward_simt")
 CONFIG_KEYS = ("kernel", *(f.name for f in fields(Tile)))
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """One place where a choice was looked for, and what was found there."""
+
+    source: str
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
-    """A spec and the reason it was chosen."""
+    """A spec, the reason it was chosen, and the way to it."""
 
     spec: KernelSpec
     reason: str
+    steps: tuple[Step, ...]
 
 
 def choose(problem: AttentionProblem, device: Device, config: Any = None) -> Choice:
@@ -46,11 +58,42 @@ def choose(problem: AttentionProblem, device: Device, config: Any = None) -> Cho
         For a config that names something unknown or cannot run; the message gives the shared memory
         by buffer and the nearest tile that fits.
     """
-    source = "config="
-    if config is None:
-        config, source = settings.config(), "CUFLASH_CONFIG"
-    wanted = parse_config(config, source) if config is not None else {}
-    kernel, why = _kernel(problem, device, wanted.pop("kernel", None), source)
+    steps = []
+    for source, given in (("config=", config), ("CUFLASH_CONFIG", settings.config())):
+        if given is None:
+            steps.append(Step(source, "not given"))
+            continue
+        wanted = parse_config(given, source)
+        spec, why = _configured(problem, device, wanted, source)
+        steps.append(Step(source, _in_words(wanted) or "empty: as the heuristic has it"))
+        tile = f"tile from {source}" if wanted else "heuristic tile"
+        return Choice(spec, f"{why}; {tile}", tuple(steps))
+    for table in store.tables(device):
+        entry = table.lookup(problem)
+        if entry is None:
+            steps.append(Step(table.label, table.state()))
+            continue
+        try:
+            wanted = parse_config(entry.config, table.label)
+            spec, _ = _configured(problem, device, wanted, table.label)
+        except InvalidConfigError as error:
+            table.ignore(f"entries that cannot run ({error})", "run `cuflash tune` again")
+            steps.append(Step(table.label, f"its entry cannot run: {error}"))
+            continue
+        steps.append(Step(table.label, f"{_in_words(wanted)}, measured for {entry.problem}"))
+        return Choice(spec, f"tuned: {table.label}, for {entry.problem}", tuple(steps))
+    spec, why = _configured(problem, device, {}, "heuristic")
+    reason = f"{why}; heuristic tile for head_dim {_padded_dim(problem)} on {device.arch}"
+    steps.append(Step("heuristic", f"{why}; {spec.tile}"))
+    return Choice(spec, reason, tuple(steps))
+
+
+def _configured(
+    problem: AttentionProblem, device: Device, wanted: dict[str, Any], source: str
+) -> tuple[KernelSpec, str]:
+    """The heuristic's spec with what is wanted instead, checked, and why it is this kernel."""
+    tile_wanted = dict(wanted)
+    kernel, why = _kernel(problem, device, tile_wanted.pop("kernel", None), source)
     tile = tiles.default_tile(
         kernel,
         problem.dtype,
@@ -59,14 +102,16 @@ def choose(problem: AttentionProblem, device: Device, config: Any = None) -> Cho
         demanding=_demanding(problem),
         masked=_masked(problem),
     )
-    if wanted:
-        tile = replace(tile, **wanted)
-    spec = _spec(problem, device, kernel, tile)
-    if wanted:
+    spec = _spec(problem, device, kernel, replace(tile, **tile_wanted))
+    if tile_wanted:
         tiles.check_tile(spec, device, source)
-        return Choice(spec, f"{why}; tile from {source}")
-    return Choice(
-        spec, f"{why}; heuristic tile for head_dim {_padded_dim(problem)} on {device.arch}"
+    return spec, why
+
+
+def _in_words(config: Mapping[str, Any]) -> str:
+    return " ".join(
+        f"{name}={value:d}" if name != "kernel" else f"kernel={value}"
+        for name, value in config.items()
     )
 
 

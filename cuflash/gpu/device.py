@@ -6,20 +6,21 @@ from dataclasses import dataclass
 
 from cuflash.errors import UnsupportedArchError
 
-# Bytes of shared memory: largest for one block, and of one multiprocessor (CUDA C++ Programming Guide,
-# table "Technical Specifications per Compute Capability"). A real GPU is asked, never looked up here.
-_SHARED = {
-    70: (98304, 98304),
-    75: (65536, 65536),
-    80: (166912, 167936),
-    86: (101376, 102400),
-    87: (166912, 167936),
-    89: (101376, 102400),
-    90: (232448, 233472),
-    100: (232448, 233472),
-    103: (232448, 233472),
-    120: (101376, 102400),
-    121: (101376, 102400),
+# Bytes of shared memory, largest for one block and of one multiprocessor, and its most resident threads (CUDA
+# C++ Programming Guide, table "Technical Specifications per Compute Capability"); multiprocessors of the
+# architecture's usual card. A real GPU is asked, never looked up here.
+_LIMITS = {
+    70: (98304, 98304, 2048, 80),
+    75: (65536, 65536, 1024, 40),
+    80: (166912, 167936, 2048, 108),
+    86: (101376, 102400, 1536, 84),
+    87: (166912, 167936, 1536, 16),
+    89: (101376, 102400, 1536, 128),
+    90: (232448, 233472, 2048, 132),
+    100: (232448, 233472, 2048, 148),
+    103: (232448, 233472, 2048, 148),
+    120: (101376, 102400, 1536, 170),
+    121: (101376, 102400, 1536, 48),
 }
 
 
@@ -30,6 +31,8 @@ class Device:
     compute_capability: int  # 75, 80, 90, 120, ...
     shared_per_block: int  # bytes, the largest a kernel may opt in to
     shared_per_sm: int
+    threads_per_sm: int
+    sm_count: int
     name: str = "described by its architecture"
 
     @property
@@ -47,9 +50,9 @@ class Device:
             For a name that is not one of the known architectures.
         """
         digits = arch.removeprefix("sm_").rstrip("af")
-        if not arch.startswith("sm_") or not digits.isdigit() or int(digits) not in _SHARED:
-            known = ", ".join(f"sm_{cc}" for cc in _SHARED)
+        if not arch.startswith("sm_") or not digits.isdigit() or int(digits) not in _LIMITS:
+            known = ", ".join(f"sm_{cc}" for cc in _LIMITS)
             raise UnsupportedArchError(
                 f"arch is {arch!r}: one of {known} (or sm_90a, ...) is needed"
             )
-        return cls(int(digits), *_SHARED[int(digits)])
+        return cls(int(digits), *_LIMITS[int(digits)])

@@ -19,6 +19,7 @@ from cuflash.gpu import launch, params
 from cuflash.gpu.choose import choose
 from cuflash.plan import Plan
 from cuflash.problem import AttentionProblem, build_problem
+from cuflash.tuning import problem_log
 
 # Bytes of K and V whose readers should run side by side, so that they find each other's tiles in L2.
 _SECTION_BYTES = 32 * 2**20
@@ -40,6 +41,11 @@ class _Prepared:
 
 
 _prepared: dict[Any, _Prepared] = {}
+
+
+def forget() -> None:
+    """Forget how calls were answered, so that the next ones choose anew."""
+    _prepared.clear()
 
 
 def forward(
@@ -69,7 +75,7 @@ def forward(
     """
     device_id = q.data.device_id
     q_pointer, k_pointer, v_pointer = q.data.ptr, k.data.ptr, v.data.ptr
-    key = (
+    key: tuple[Any, ...] = (
         q.shape, k.shape, v.shape, q.strides, k.strides, v.strides, q.dtype, k.dtype, v.dtype,
         (q_pointer | k_pointer | v_pointer) % 16, device_id, k.data.device_id, v.data.device_id,
         softmax_scale, causal, window_size if type(window_size) is tuple else repr(window_size), softcap,
@@ -90,8 +96,7 @@ def forward(
                 alibi_slopes=alibi_slopes, bias=bias, sink=sink, layout=layout, precision=precision,
                 config=config, out=out, return_lse=return_lse,
             )  # fmt: skip
-    # A kernel in a folder of the user's may have changed since the last call.
-    remember = settings.kernel_dir() is None
+    remember = not settings.watch_kernels()
     try:
         prepared = _prepared.get(key) if remember else None
     except TypeError:  # an argument without a hash, such as a 0-d array, cannot be remembered
@@ -105,6 +110,9 @@ def forward(
             q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
             layout=layout, precision=precision, **inputs,
         )  # fmt: skip
+        record = settings.record()
+        if record is not None:
+            problem_log.append(record, problem)
         prepared = _prepare(problem, q, k, v, inputs, layout, config, device_id)
         if remember:
             if len(_prepared) >= _MAX_PREPARED:

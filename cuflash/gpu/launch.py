@@ -75,6 +75,8 @@ def _device_info(device_id: int) -> Device:
         10 * major + minor,
         ask(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
         ask(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR),
+        ask(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR),
+        ask(_ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
         name.split(b"\0", 1)[0].decode(),
     )
 
@@ -89,8 +91,8 @@ def load(spec: KernelSpec, device_id: int) -> LoadedKernel:
     folder = settings.kernel_dir()
     key = (spec, device_id, folder)
     loaded = _loaded.get(key)
-    # Kernels in a folder of the user's may change between two calls: their text decides.
-    if loaded is not None and folder is None:
+    # Kernels that are being edited may change between two calls: their text decides.
+    if loaded is not None and not settings.watch_kernels():
         return loaded
     bind_context(device_id)
     kernel = cache.load_or_compile(spec)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +49,21 @@ def render(spec: KernelSpec) -> Source:
     prelude = _substitute(_read(root, _PRELUDE), spec.constants())
     text = f"#define CUFLASH_SPEC 1\n{_numbered(_PRELUDE, prelude)}\n{_numbered(name, kernel)}"
     return Source(name, text, _includes(root, kernel), str(root / name))
+
+
+def kernel_digest(kernel: str) -> str:
+    """Digest of a kernel's text before anything is substituted: equal for all its specs.
+
+    Empty for a kernel that is not there.
+    """
+    root = kernel_root()
+    try:
+        text = _read(root, f"{kernel}.cu")
+        parts = {_PRELUDE: _read(root, _PRELUDE), kernel: text, **_includes(root, text)}
+    except CompileError:
+        return ""
+    content = json.dumps(parts, sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def kernel_root() -> Path:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from cuflash.arrays import ELEMENT_BYTES
 from cuflash.gpu.choose import choose
 from cuflash.gpu.device import Device
-from cuflash.gpu.spec import ELEMENT_BYTES, KernelSpec
-from cuflash.problem import AttentionProblem
+from cuflash.gpu.spec import KernelSpec
+from cuflash.problem import AttentionProblem, describe_problem
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 _HEAD_DIMS = (
@@ -50,8 +51,4 @@ def _causal(problem: AttentionProblem) -> AttentionProblem:
 
 
 def _problem(dtype: str, head_dim: int, head_dim_v: int) -> AttentionProblem:
-    return AttentionProblem(
-        dtype=dtype, batch=1, seqlen_q=4096, seqlen_k=4096, nheads_q=16, nheads_k=16, head_dim=head_dim,
-        head_dim_v=head_dim_v, packed=False, softmax_scale=1.0, window_left=-1, window_right=-1, softcap=0.0,
-        alibi=False, bias=None, sink=False, seqlens_k=False, precision="ieee", vector_bytes=16,
-    )  # fmt: skip
+    return describe_problem(dtype=dtype, head_dim=head_dim, head_dim_v=head_dim_v)

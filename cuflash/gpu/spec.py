@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+from cuflash.arrays import ELEMENT_BYTES
+
 CUDA_TYPES = {"fp16": "__half", "bf16": "__nv_bfloat16", "fp32": "float"}
 
 # sizeof(ForwardParams) in kernels_cu/params.cuh; gpu/params.py packs it.

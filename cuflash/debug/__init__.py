@@ -1,0 +1,1 @@
+"""What is done by hand elsewhere: answers checked, kernels compared, choices explained."""
