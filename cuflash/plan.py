@@ -21,7 +21,8 @@ class Plan:
     reason : str
         Why this kernel and tile.
     origin : str
-        ``"memory"``, ``"disk"`` or ``"compile"``: where the kernel came from at this call.
+        ``"memory"``, ``"disk"`` or ``"compile"``: where the kernel came from at this call;
+        ``"override"``: from CUFLASH_CUBIN_DIR.
     registers, spill_bytes, shared_bytes : int or None
         Registers and spilled bytes of a thread, shared memory of a thread block in bytes.
     compile_ms : float or None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,6 +122,20 @@ def nvrtc_flags() -> list[str]:
         raise InvalidConfigError(
             f"CUFLASH_NVRTC_FLAGS is {given!r}: {error}; options separated by spaces are needed"
         ) from error
+
+
+@contextlib.contextmanager
+def more_nvrtc_flags(*flags: str) -> Iterator[None]:
+    """Compile with more options, as with CUFLASH_NVRTC_FLAGS: calls with the same setting find these kernels."""
+    before = os.environ.get("CUFLASH_NVRTC_FLAGS")
+    os.environ["CUFLASH_NVRTC_FLAGS"] = shlex.join([*nvrtc_flags(), *flags])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["CUFLASH_NVRTC_FLAGS"]
+        else:
+            os.environ["CUFLASH_NVRTC_FLAGS"] = before
 
 
 # What os.environ keeps its values in. os.environ.get raises and catches inside when a name is not set, which is

@@ -80,7 +80,10 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
     if (threadIdx.x == 0) {
         tile = find_tile(p, blockIdx.x);
         k = row_pointer(static_cast<const dtype_t*>(p.k), p.k_strides, tile.batch, tile.row_k, tile.head / p.heads_per_group);
+        CUFLASH_ASSERT(in_dynamic_shared(v_tiles + NUM_STAGES * BLOCK_N * Gemm::PITCH_V - 1, sizeof(dtype_t)));
         v = row_pointer(static_cast<const dtype_t*>(p.v), p.v_strides, tile.batch, tile.row_k, tile.head / p.heads_per_group);
+        CUFLASH_ASSERT(ends_in_array(k, tile.seqlen_k, p.k, p.k_strides, p.batch, p.seqlen_k, p.nheads_q / p.heads_per_group, p.head_dim));
+        CUFLASH_ASSERT(ends_in_array(v, tile.seqlen_k, p.v, p.v_strides, p.batch, p.seqlen_k, p.nheads_q / p.heads_per_group, p.head_dim_v));
     }
     __syncthreads();
     if (tile.rows <= 0) return;
@@ -94,6 +97,7 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
     if (blocks.begin < blocks.end) {
         const ScoreModifier modifier(p, tile);
         const int first = blocks.begin, last = blocks.end - 1, seqlen_k = tile.seqlen_k;
+        CUFLASH_ASSERT(first >= 0 && last * BLOCK_N < seqlen_k);
         // A block before the first is filled with zeros, which nobody reads.
         const auto load_k = [&](int n, int stage, int part = 0, int parts = 1) {
             load_tile<BLOCK_N, HEAD_DIM, Gemm::PITCH_K>(k_tiles + stage * BLOCK_N * Gemm::PITCH_K, k + n * BLOCK_N * p.k_strides.row, p.k_strides,
@@ -103,6 +107,8 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
             load_tile<BLOCK_N, HEAD_DIM_V, Gemm::PITCH_V>(v_tiles + stage * BLOCK_N * Gemm::PITCH_V, v + n * BLOCK_N * p.v_strides.row, p.v_strides,
                                                           n < first ? 0 : seqlen_k - n * BLOCK_N, p.head_dim_v, part, parts);
         };
+        CUFLASH_ASSERT(ends_in_array(row_pointer(static_cast<const dtype_t*>(p.q), p.q_strides, tile.batch, tile.row_q + tile.m_start, tile.head), tile.rows,
+                                     p.q, p.q_strides, p.batch, p.seqlen_q, p.nheads_q, p.head_dim));
         load_tile<BLOCK_M, HEAD_DIM, Gemm::PITCH_Q>(q_tile, row_pointer(static_cast<const dtype_t*>(p.q), p.q_strides, tile.batch, tile.row_q + tile.m_start, tile.head),
                                                     p.q_strides, tile.rows, p.head_dim);
         if constexpr (NUM_STAGES == 1) {
@@ -143,6 +149,9 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
                 Scores s = {};
                 gemm.scores(s, k_tiles + stage * BLOCK_N * Gemm::PITCH_K, [&](int step, int steps) {
                     const bool more = n - (NUM_STAGES - 1) >= first;
+                    CUFLASH_ASSERT(!more || (n - (NUM_STAGES - 1)) * BLOCK_N + BLOCK_N <= seqlen_k);
+                    CUFLASH_ASSERT(k_walker.reads(k + (n - (NUM_STAGES - 1)) * BLOCK_N * p.k_strides.row, p.k_strides));
+                    CUFLASH_ASSERT(v_walker.reads(v + (n - (NUM_STAGES - 1)) * BLOCK_N * p.v_strides.row, p.v_strides));
                     k_walker.load(k_tiles + free_stage * BLOCK_N * Gemm::PITCH_K, p.k_strides, more, p.head_dim, step, steps);
                     v_walker.load(v_tiles + free_stage * BLOCK_N * Gemm::PITCH_V, p.v_strides, more, p.head_dim_v, step, steps);
                 });
@@ -168,7 +177,9 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
             float lse;
             const float factor = softmax.finish(m, r, sink, lse);
             const int row = warp * WARP_M + m * 16 + r * 8 + lane / 4;
+            CUFLASH_ASSERT(row < BLOCK_M);
             if (HAS_MASK && lane % 4 == 0) row_lse[row] = lse;
+            CUFLASH_ASSERT(!lse_of_block || row >= tile.rows || in_lse(p, lse_of_block + row));
             if (lse_of_block && lane % 4 == 0 && row < tile.rows) lse_of_block[row] = lse;
 #pragma unroll
             for (int n = 0; n < Gemm::V_BLOCKS; ++n)
@@ -186,5 +197,6 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
         __syncwarp();
     }
     dtype_t* const out = row_pointer(static_cast<dtype_t*>(p.out), p.out_strides, tile.batch, tile.row_q + tile.m_start + warp * WARP_M, tile.head);
+    CUFLASH_ASSERT(ends_in_array(out, tile.rows - warp * WARP_M, p.out, p.out_strides, p.batch, p.seqlen_q, p.nheads_q, p.head_dim_v));
     store_rows<WARP_M, HEAD_DIM_V, Gemm::PITCH_Q>(warp_q, out, p.out_strides, tile.rows - warp * WARP_M, p.head_dim_v, p.out_vectorized);
 }

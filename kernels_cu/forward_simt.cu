@@ -56,6 +56,7 @@ __device__ __forceinline__ void load_tile(float* shared, const dtype_t* global, 
         for (int c = 0; c < TILE_COLUMNS / 32; ++c) {
             const int row = i * NUM_WARPS + warp, column = c * 32 + lane;
             const bool valid = row < valid_rows && column < valid_columns;
+            CUFLASH_ASSERT(row < TILE_ROWS && column < PITCH && in_dynamic_shared(shared + row * PITCH + column, sizeof(float)));
             shared[row * PITCH + column] = valid ? to_float(global[row * strides.row + column * strides.dim]) : 0.0f;
         }
 }
@@ -70,6 +71,7 @@ __device__ __forceinline__ void store_tile(const float* shared, dtype_t* global,
 }
 
 __device__ __forceinline__ void load_four(float (&x)[4], const float* shared) {
+    CUFLASH_ASSERT(in_dynamic_shared(shared, 16));
     const float4 four = *reinterpret_cast<const float4*>(shared);
     x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
 }
@@ -144,11 +146,16 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
     if (threadIdx.x == 0) tile = find_tile(p, blockIdx.x);
     __syncthreads();
     if (tile.rows <= 0) return;
+    CUFLASH_ASSERT(in_dynamic_shared(weight_tile + BLOCK_M * PITCH_W - 1, sizeof(float)));
 
     const int kv_head = tile.head / p.heads_per_group;
     const dtype_t* const q = row_pointer(static_cast<const dtype_t*>(p.q), p.q_strides, tile.batch, tile.row_q + tile.m_start, tile.head);
     const dtype_t* const k = row_pointer(static_cast<const dtype_t*>(p.k), p.k_strides, tile.batch, tile.row_k, kv_head);
     const dtype_t* const v = row_pointer(static_cast<const dtype_t*>(p.v), p.v_strides, tile.batch, tile.row_k, kv_head);
+
+    CUFLASH_ASSERT(ends_in_array(q, tile.rows, p.q, p.q_strides, p.batch, p.seqlen_q, p.nheads_q, p.head_dim));
+    CUFLASH_ASSERT(ends_in_array(k, tile.seqlen_k, p.k, p.k_strides, p.batch, p.seqlen_k, p.nheads_q / p.heads_per_group, p.head_dim));
+    CUFLASH_ASSERT(ends_in_array(v, tile.seqlen_k, p.v, p.v_strides, p.batch, p.seqlen_k, p.nheads_q / p.heads_per_group, p.head_dim_v));
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int first_row = warp * WARP_M + lane / LANE_COLUMNS;  // this thread's rows: first_row + i * LANE_ROWS
@@ -165,6 +172,7 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
 #pragma unroll 1
     for (int n = blocks.begin; n < blocks.end; ++n) {
         const int first_key = n * BLOCK_N, valid_keys = mask.seqlen_k - first_key;
+        CUFLASH_ASSERT(first_key >= 0 && valid_keys > 0);
         load_tile<BLOCK_N, COLUMNS_QK>(kv_tile, k + first_key * p.k_strides.row, p.k_strides, valid_keys, p.head_dim);
         __syncthreads();  // q and k are here
         float s[ROWS][KEYS] = {};
@@ -195,6 +203,7 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
             for (int j = 0; j < KEYS; ++j) {
                 const bool hidden = s[i][j] == minus_infinity();  // by the mask, or by a bias of -inf
                 const float weight = exp_below(s[i][j], now);
+                CUFLASH_ASSERT(row < BLOCK_M && column + j * LANE_COLUMNS < BLOCK_N);
                 weight_tile[row * PITCH_W + column + j * LANE_COLUMNS] = hidden ? HIDDEN : weight;
                 sum[i] += hidden ? 0.0f : weight;
             }
@@ -214,6 +223,7 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
         const float share = exp_below(maximum[i], top);
         float total = row_sum(sum[i]) * share;
         if (sink != minus_infinity()) total += exp_below(sink, top);
+        CUFLASH_ASSERT(!lse || row >= tile.rows || in_lse(p, lse + row));
         if (lse && column == 0 && row < tile.rows) lse[row] = total == 0.0f ? minus_infinity() : top + __log2f(total) * LN_2;
         const float factor = total == 0.0f ? 0.0f : share / total;
 #pragma unroll
@@ -223,5 +233,6 @@ extern "C" __global__ void __launch_bounds__(NUM_WARPS * 32, BLOCKS_PER_SM) forw
     }
     __syncthreads();
     dtype_t* const out = row_pointer(static_cast<dtype_t*>(p.out), p.out_strides, tile.batch, tile.row_q + tile.m_start, tile.head);
+    CUFLASH_ASSERT(ends_in_array(out, tile.rows, p.out, p.out_strides, p.batch, p.seqlen_q, p.nheads_q, p.head_dim_v));
     store_tile(q_tile, out, p.out_strides, tile.rows, p.head_dim_v);
 }

@@ -21,6 +21,15 @@ COMMANDS = [
     "cache list",
     "cache clear",
     "cache prune",
+    "check",
+    "dev",
+    "tune",
+    "tune list",
+    "tune show",
+    "tune export",
+    "tune import",
+    "tune diff",
+    "tune reset",
 ]
 
 
@@ -47,7 +56,7 @@ def test_every_command_is_tested_here():
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["tune"],
+        ["attend"],
         ["--no-such-option"],
         ["demo", "--dtype", "int8"],
         ["demo", "--seqlen", "0"],

@@ -1,13 +1,14 @@
 """`cuflash compile`: what is asked for, what is shown, what is written, and how it fails."""
 
 import json
+import os
 import shutil
 
 import pytest
 from click.testing import CliRunner
 
 from cuflash.cli import compile as compiling
-from cuflash.cli import listing, main
+from cuflash.cli import listing, main, resources_diff
 from cuflash.errors import MissingDependencyError
 from cuflash.gpu.choose import choose
 from cuflash.gpu.device import Device
@@ -166,3 +167,90 @@ def test_all_is_what_ships():
     assert compiling.shipped(["sm_90a", "sm_75"]) == shipped_specs("sm_90a") + shipped_specs(
         "sm_75"
     )
+
+
+def test_line_numbers_are_another_kernel_which_calls_with_the_same_flag_find(nvrtc, monkeypatch):
+    (plain,) = json.loads(run(*ONE, "--json").stdout)
+    (first,) = json.loads(run(*ONE, "--lineinfo", "--json").stdout)
+    assert first["origin"] == "compile" and first["registers"] == plain["registers"]
+    assert json.loads(run(*ONE, "--lineinfo", "--json").stdout)[0]["origin"] != "compile"
+    assert "CUFLASH_NVRTC_FLAGS" not in os.environ
+    monkeypatch.setenv("CUFLASH_NVRTC_FLAGS", "-lineinfo")
+    assert json.loads(run(*ONE, "--json").stdout)[0]["origin"] != "compile"
+
+
+def test_line_numbers_are_added_to_flags_that_are_set(monkeypatch):
+    from cuflash import settings
+
+    monkeypatch.setenv("CUFLASH_NVRTC_FLAGS", "'-DX=a b'")
+    with settings.more_nvrtc_flags("-lineinfo"):
+        assert settings.nvrtc_flags() == ["-DX=a b", "-lineinfo"]
+    assert settings.nvrtc_flags() == ["-DX=a b"]
+
+
+def test_diff_shows_two_configs_side_by_side(nvrtc):
+    result = run(*ONE, "--num-stages", "1", "--diff", "block_n=32", "block_n=64", "--json")
+    assert result.exit_code == 0, result.output
+    rows = {row["resource"]: row for row in json.loads(result.stdout)}
+    assert "n32-" in rows["spec"]["a"] and "n64-" in rows["spec"]["b"]
+    assert rows["spec"]["delta"] is None
+    k = rows["shared memory: k"]
+    assert k["b"] == 2 * k["a"] and k["delta"] == k["a"]
+    assert rows["shared memory: q"]["delta"] == 0
+    parts = [row["a"] for name, row in rows.items() if name.startswith("shared memory: ")]
+    assert sum(parts) == rows["shared memory"]["a"]
+    assert rows["registers"]["a"] > 0 and 0 < rows["occupancy, %"]["a"] <= 100
+
+
+def test_diff_counts_instructions_by_class(nvrtc):
+    try:
+        listing.disassembler()
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    result = run(*ONE, "--num-stages", "1", "--diff", "block_n=32", "block_n=64", "--json")
+    rows = {row["resource"]: row for row in json.loads(result.stdout)}
+    # Twice the keys are twice the products of a step.
+    tensor = rows["instructions: tensor core"]
+    assert tensor["b"] == 2 * tensor["a"] > 0
+    of_classes = [row["a"] for name, row in rows.items() if name.startswith("instructions: ")]
+    assert sum(of_classes) == rows["instructions"]["a"]
+
+
+def test_diff_without_a_disassembler_has_the_rest(nvrtc, monkeypatch):
+    pathfinder = pytest.importorskip("cuda.pathfinder")
+    monkeypatch.setattr(pathfinder, "find_nvidia_binary_utility", lambda name: None)
+    rows = json.loads(run(*ONE, "--diff", "", "num_stages=1", "--json").stdout)
+    names = [row["resource"] for row in rows]
+    assert "registers" in names and "instructions" not in names
+
+
+def test_opcodes_and_their_classes():
+    found = resources_diff.instruction_classes(
+        "        /*0000*/                   S2R R0, SR_TID.X ;\n"
+        "        /*0010*/              @!P0 LDGSTS.E.BYPASS.128 [R1], desc[UR4][R2.64] ;\n"
+        "        /*0020*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;\n"
+        "        /*0030*/              @UP1 LDSM.16.M88.4 R8, [R3] ;\n"
+        "        /*0040*/                   FFMA R1, R2, R3, R4 ;\n"
+        "        /*0050*/                   FLO.U32 R1, R2 ;\n"
+        "        /*0060*/                   QUUX R1 ;\n"
+        "        /*0070*/                   NOP ;\n"
+        ".L_x_1:\n"
+    )
+    assert found == {
+        "integer and logic": 2, "asynchronous copy": 1, "tensor core": 1, "shared memory": 1,
+        "float32": 1, "other": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "word"),
+    [
+        (["--all", "--diff", "", ""], 2, "--all"),
+        (["--cubin-dir", "d", "--diff", "", ""], 2, "--cubin-dir"),
+        (["--arch", "sm_80", "--arch", "sm_90", "--diff", "", ""], 2, "one spec"),
+        (["--diff", "block_x=1", ""], 1, "--diff"),
+    ],
+)
+def test_diff_refuses_what_it_cannot_show(arguments, code, word):
+    result = run("compile", *arguments)
+    assert result.exit_code == code and word in result.stderr and result.stdout == ""

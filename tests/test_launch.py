@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cold_process import Compiler
+from tiny_kernels import FILES, TinySpec
 
-from cuflash.errors import CudaError, OutOfMemoryError
-from cuflash.gpu import cache
-from cuflash.gpu.cache import Kernel
+from cuflash.errors import CacheError, CompileError, CudaError, OutOfMemoryError
+from cuflash.gpu import cache, compiler, render, toolchain
+from cuflash.gpu.cache import Kernel, invalidate, load_or_compile
 from cuflash.gpu.spec import KernelSpec
 
 pytest.importorskip("cupy")
@@ -20,6 +22,7 @@ from cuflash.gpu import launch  # noqa: E402 - needs both
 
 SPEC = KernelSpec("forward_mma", "sm_90", "bf16", 64, 64, 64, 64, 4)
 Code = driver.CUresult
+TINY: Any = TinySpec()
 
 
 class Played:
@@ -41,6 +44,8 @@ class Played:
         return (self.answers.pop(0) if self.answers else Code.CUDA_SUCCESS), f"module {self.loads}"
 
     def invalidate(self, kernel: Kernel) -> None:
+        if kernel.origin == cache.OVERRIDE:
+            invalidate(kernel)
         assert kernel is self.kernel
         self.invalidated += 1
         self.kernel = replace(kernel, origin="compile", directory=None)
@@ -102,3 +107,76 @@ def test_an_edited_kernel_does_not_outlive_its_folder(
     assert launch.load(SPEC, 0).module not in (first, installed)
     monkeypatch.delenv("CUFLASH_KERNEL_DIR")
     assert launch.load(SPEC, 0).module == installed
+
+
+@pytest.fixture
+def edited(played: Played, root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The kernels' folder, as it is installed, with CUFLASH_DEV; the real cache, a played compiler."""
+    folder = root.parent / "kernels_cu"
+    monkeypatch.delenv("CUFLASH_KERNEL_DIR")
+    monkeypatch.setattr(render, "_packaged_root", lambda: folder)
+    monkeypatch.setattr(cache, "load_or_compile", load_or_compile)
+    monkeypatch.setattr(compiler, "compile_source", Compiler())
+    monkeypatch.setattr(toolchain, "resolve_arch", lambda arch: arch)
+    monkeypatch.setattr(toolchain, "identity", lambda: {})
+    monkeypatch.setenv("CUFLASH_DEV", "1")
+    return folder
+
+
+@pytest.mark.parametrize("file", ["tiny.cu", "common/factor.cuh", "prelude.cuh.in"])
+def test_with_dev_an_edit_runs_at_the_next_call(played: Played, edited: Path, file: str) -> None:
+    first = launch.load(TINY, 0)
+    again = launch.load(TINY, 0)
+    assert (first.origin, again.origin, again.module) == ("compile", "memory", first.module)
+    path = edited / file
+    original = path.read_text()
+    path.write_text(original + "// edited\n")
+    second = launch.load(TINY, 0)
+    assert second.origin == "compile" and second.module != first.module
+    assert launch.load(TINY, 0).module == second.module
+    path.write_text(original)
+    assert launch.load(TINY, 0).digest == first.digest
+
+
+def test_with_dev_an_edit_that_does_not_compile_is_an_error_and_the_next_one_is_not(
+    played: Played, edited: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = launch.load(TINY, 0)
+    (edited / "tiny.cu").write_text("wrong")
+    with monkeypatch.context() as patch:
+        failing = Compiler()
+        failing.fails = True
+        patch.setattr(compiler, "compile_source", failing)
+        with pytest.raises(CompileError):
+            launch.load(TINY, 0)
+    (edited / "tiny.cu").write_text(FILES["tiny.cu"])
+    assert launch.load(TINY, 0).module == first.module
+
+
+def test_without_dev_no_file_is_looked_at(
+    played: Played, edited: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUFLASH_DEV")
+    first = launch.load(TINY, 0)
+    (edited / "tiny.cu").unlink()
+    assert launch.load(TINY, 0).module == first.module
+
+
+def test_machine_code_made_by_hand_stays_one_and_its_edit_runs(
+    played: Played, edited: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = launch.load(TINY, 0)
+    path = tmp_path / "by hand" / "sm_80" / "tiny-m32.cubin"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"first")
+    monkeypatch.setenv("CUFLASH_CUBIN_DIR", str(tmp_path / "by hand"))
+    loaded = [launch.load(TINY, 0) for _ in range(2)]
+    assert [kernel.origin for kernel in loaded] == ["override", "override"]
+    assert loaded[0].module == loaded[1].module != compiled.module
+    path.write_bytes(b"second")
+    assert launch.load(TINY, 0).module != loaded[0].module
+    path.write_bytes(b"third")
+    played.answers = [Code.CUDA_ERROR_INVALID_IMAGE]
+    with pytest.raises(CacheError, match="tiny-m32.cubin"):
+        launch.load(TINY, 0)
+    assert path.read_bytes() == b"third"

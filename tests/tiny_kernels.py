@@ -46,12 +46,12 @@ FILES = {
 
 @dataclass(frozen=True)
 class TinySpec:
-    """What the road from text to machine code asks of a spec."""
+    """What the road from text to machine code, and a launch, ask of a spec."""
 
     arch: str = "sm_80"
     kernel: str = "tiny"
     block_m: int = 32
-    extra: dict[str, str] = field(default_factory=dict)
+    extra: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:
@@ -60,8 +60,15 @@ class TinySpec:
     def constants(self) -> dict[str, str]:
         return {"DTYPE": "__half", "BLOCK_M": str(self.block_m), **self.extra}
 
+    @property
+    def threads(self) -> int:
+        return self.block_m
+
     def shared_bytes(self) -> int:
         return 1024
+
+    def static_shared_bytes(self) -> int:
+        return 4 * self.block_m
 
 
 def write_kernels(folder: Path) -> Path:

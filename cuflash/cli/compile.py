@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cuflash.cli import kernels, listing, machine
+from cuflash import settings
+from cuflash.cli import kernels, listing, machine, resources_diff
 from cuflash.cli.failure import in_words
 from cuflash.cli.tables import emit, json_option
 from cuflash.problem import describe_problem
 
 if TYPE_CHECKING:
+    from cuflash.gpu.cache import Kernel
     from cuflash.gpu.spec import KernelSpec
 
 
@@ -74,6 +76,21 @@ DTYPE = click.Choice(["fp16", "bf16", "fp32"])
     metavar="DIR",
     help="Write the .cu, .cubin and .json (.ptx, .sass) of each to DIR.",
 )
+@click.option(
+    "--cubin-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write each cubin to where CUFLASH_CUBIN_DIR=DIR looks for it.",
+)
+@click.option(
+    "--lineinfo", is_flag=True, help="With line numbers, as CUFLASH_NVRTC_FLAGS=-lineinfo."
+)
+@click.option(
+    "--diff",
+    nargs=2,
+    metavar="A B",
+    help="Resources of two configs side by side, such as block_n=64 block_n=128.",
+)
 @json_option
 @click.pass_context
 def compile_command(
@@ -84,6 +101,9 @@ def compile_command(
     ptx: bool,
     sass: bool,
     keep: Path | None,
+    cubin_dir: Path | None,
+    lineinfo: bool,
+    diff: tuple[str, str] | None,
     as_json: bool,
     **spec_options: Any,
 ) -> None:
@@ -93,6 +113,12 @@ def compile_command(
     them. Exit code 1 if one does not compile.
     """
     archs = archs or (machine.default_arch(),)
+    if lineinfo:
+        ctx.with_resource(settings.more_nvrtc_flags("-lineinfo"))
+    if diff:
+        refuse_with_diff(everything=everything, ptx=ptx, sass=sass, keep=keep, cubin_dir=cubin_dir)
+        resources_diff.show(diff, *compiled_pair(archs, diff, spec_options), as_json=as_json)
+        return
     if everything:
         refuse_with_all(ctx, spec_options)
         specs = shipped(archs)
@@ -112,6 +138,8 @@ def compile_command(
             listings["ptx"] = listing.ptx(kernel)
         if sass:
             listings["sass"] = listing.sass(kernel)
+        if cubin_dir:
+            listing.lay_out(cubin_dir, kernel)
         if keep:
             listing.keep(keep, kernel, listings)
         elif listings:
@@ -120,6 +148,30 @@ def compile_command(
         emit([kernels.table(compiled, "Kernels")], as_json=as_json)
     if failures:
         sys.exit(1)
+
+
+def refuse_with_diff(**others: object) -> None:
+    """Refuse --diff beside what is about one list of kernels."""
+    for name, value in others.items():
+        if value:
+            flag = "--all" if name == "everything" else f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"--diff shows two kernels' resources: leave out {flag}")
+
+
+def compiled_pair(
+    archs: Sequence[str], diff: tuple[str, str], spec_options: dict[str, Any]
+) -> list[Kernel]:
+    """Compile the kernels of two configs; the other options hold for both."""
+    from cuflash.gpu.cache import load_or_compile
+    from cuflash.gpu.choose import parse_config
+
+    pair = []
+    for config in diff:
+        specs = asked_for(archs, **{**spec_options, **parse_config(config, "--diff")})
+        if len(specs) != 1:
+            raise click.UsageError("--diff compares one spec: give one --arch, --dtype, --head-dim")
+        pair.append(load_or_compile(specs[0]))
+    return pair
 
 
 def refuse_with_all(ctx: click.Context, spec_options: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ COLUMNS = (
 
 def compile_specs(
     specs: Sequence[KernelSpec],
+    jobs: int | None = None,
 ) -> tuple[list[Kernel], dict[KernelSpec, CuflashError]]:
     """Compile specs side by side, through the cache as a call would; give kernels and failures.
 
@@ -40,7 +41,7 @@ def compile_specs(
 
     kernels: dict[KernelSpec, Kernel] = {}
     failures: dict[KernelSpec, CuflashError] = {}
-    workers = max(1, min(len(specs), os.cpu_count() or 1))
+    workers = max(1, min(len(specs), jobs or os.cpu_count() or 1))
     progress = click.progressbar(
         length=len(specs), label="compiling", file=sys.stderr, hidden=not sys.stderr.isatty()
     )

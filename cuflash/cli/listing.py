@@ -1,4 +1,4 @@
-"""PTX and SASS of a kernel, and the folder that `cuflash compile --keep` fills."""
+"""PTX and SASS of a kernel, and the folders that `cuflash compile` fills."""
 
 from __future__ import annotations
 
@@ -72,3 +72,26 @@ def keep(folder: Path, kernel: Kernel, listings: dict[str, str]) -> None:
             (folder / f"{stem}.{suffix}").write_text(text, encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"cannot write to {folder}: {error.strerror}") from error
+
+
+def lay_out(folder: Path, kernel: Kernel) -> None:
+    """Write a kernel's machine code to where it is looked for when CUFLASH_CUBIN_DIR is the folder.
+
+    What lies there and differs is somebody's work, and stays.
+    """
+    from cuflash.gpu.cache import OVERRIDE, override_path
+
+    if kernel.origin == OVERRIDE:
+        raise click.ClickException(
+            f"{kernel.meta['path']} is not what NVRTC makes: unset CUFLASH_CUBIN_DIR first"
+        )
+    path = override_path(folder, kernel.spec)
+    try:
+        if path.exists() and path.read_bytes() != kernel.cubin:
+            raise click.ClickException(
+                f"{path} was edited, or made with other options: delete it, or name another folder"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(kernel.cubin)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {path}: {error.strerror}") from error

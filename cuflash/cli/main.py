@@ -9,10 +9,13 @@ import click
 
 import cuflash
 from cuflash.cli.cache import cache
+from cuflash.cli.check import check
 from cuflash.cli.compile import compile_command
 from cuflash.cli.demo import demo
+from cuflash.cli.dev import dev
 from cuflash.cli.env import env
 from cuflash.cli.failure import CleanError
+from cuflash.cli.tune import tune
 from cuflash.errors import CuflashError
 
 
@@ -55,5 +58,5 @@ def main(debug: bool) -> None:
     """
 
 
-for command in (demo, compile_command, env, cache):
+for command in (demo, compile_command, dev, env, cache, tune, check):
     main.add_command(command)

@@ -61,10 +61,12 @@ _SIZES = _List(click.IntRange(1))
 
 _OPTIONS = (
     click.option("--batch", type=click.IntRange(0), help="Sequences."),
-    click.option("--seqlen", "--seqlen-q", "seqlen_q", type=_INTS, metavar="N,...", help="Queries; several: a problem each."),
+    click.option("--seqlen", "--seqlen-q", "seqlen_q", type=_INTS, metavar="N,...",
+                 help="Queries; several give several problems."),
     click.option("--seqlen-k", type=click.IntRange(0), metavar="N", help="Keys.  [default: as --seqlen]"),
     click.option("--heads", "nheads_q", type=click.IntRange(1), metavar="N", help="Query heads."),
-    click.option("--heads-k", "nheads_k", type=click.IntRange(1), metavar="N", help="Key heads.  [default: as --heads]"),
+    click.option("--heads-k", "nheads_k", type=click.IntRange(1), metavar="N",
+                 help="Key heads.  [default: as --heads]"),
     click.option("--head-dim", type=_SIZES, metavar="N,...", help="Of q and k, 1 to 256."),
     click.option("--head-dim-v", type=click.IntRange(1), metavar="N", help="Of v.  [default: as --head-dim]"),
     click.option("--dtype", type=_List(click.Choice(DTYPES)), metavar="NAME,...", help="fp16, bf16 or fp32."),

@@ -64,17 +64,19 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def emit(tables: Sequence[Table], *, as_json: bool) -> None:
-    """Print tables to stdout in the form that its reader wants.
+def emit(tables: Sequence[Table], *, as_json: bool = False, form: str | None = None) -> None:
+    """Print tables to stdout in the form that its reader wants, or in the one asked for.
 
+    ``form`` is "table", "tsv" or "json"; without it a terminal gets tables, a pipe TSV.
     JSON is a list of rows for one table, an object of such lists by name for several. In
     tab-separated values each table starts with its keys, and an empty line ends it.
     """
-    if as_json:
+    form = form or ("json" if as_json else "table" if is_terminal() else "tsv")
+    if form == "json":
         bare = {table.name: [_bare(table, row) for row in table.rows] for table in tables}
         document = bare if len(tables) > 1 else next(iter(bare.values()))
         click.echo(json.dumps(document, indent=2, default=str))
-    elif is_terminal():
+    elif form == "table":
         from rich.console import Console  # a third of a second that only a terminal needs
 
         show(tables, Console())

@@ -130,7 +130,7 @@ class Truth:
                 first_bad = self._first_bad(sample, difference)
             if lse_error is not None:
                 lse_error = worst(
-                    lse_error, _lse_difference(to_numpy(lse[sample.of_lse]), sample.lse)
+                    lse_error, lse_difference(to_numpy(lse[sample.of_lse]), sample.lse)
                 )
         return Verdict(
             error, total / max(1, numbers), self.bound, self.plain_error, rows, lse_error, first_bad,
@@ -288,7 +288,7 @@ def worst(so_far: float, difference: Array) -> float:
     return float(np.maximum(so_far, np.max(np.abs(difference), initial=0.0)))
 
 
-def _lse_difference(got: Array, expected: Array) -> Array:
+def lse_difference(got: Array, expected: Array) -> Array:
     """Relative distance where the lse is large; 0 where both are -inf."""
     with np.errstate(invalid="ignore"):
         far = np.abs(got.astype(np.float64) - expected) / np.maximum(1.0, np.abs(expected) / 10)

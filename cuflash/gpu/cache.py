@@ -1,7 +1,8 @@
 """A spec's machine code, compiled once: from memory, from disk, or from the compiler.
 
 The key is a digest of everything that decides the machine code, contents and never paths. Whatever
-is wrong with the disk (see `disk`), kernels still run, from memory.
+is wrong with the disk (see `disk`), kernels still run, from memory. Machine code made by hand, in
+CUFLASH_CUBIN_DIR, goes before all of them.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from cuflash import settings
-from cuflash.errors import CompileError
+from cuflash.errors import CacheError, CompileError
 from cuflash.gpu import compiler, disk, toolchain
 from cuflash.gpu.disk import Entry, entries, kernels_dir, prune
 from cuflash.gpu.render import Source, render
 from cuflash.gpu.spec import KernelSpec
 
 __all__ = [
+    "OVERRIDE",
     "Entry",
     "Kernel",
     "clear",
@@ -32,9 +34,11 @@ __all__ = [
     "invalidate",
     "kernels_dir",
     "load_or_compile",
+    "override_path",
     "prune",
 ]
 
+OVERRIDE = "override"  # origin of machine code made by hand
 _MAX_IN_MEMORY = 256
 _log = logging.getLogger("cuflash")
 
@@ -51,9 +55,9 @@ class Kernel:
     meta : dict
         name, arch, registers, spill_bytes, spill_stores, spill_loads, stack_bytes,
         static_shared_bytes, shared_bytes (dynamic), warnings, compile_ms, options, nvrtc, headers,
-        log.
+        log. Of machine code made by hand what only the compiler knows is None.
     origin : str
-        ``"memory"``, ``"disk"`` or ``"compile"``.
+        ``"memory"``, ``"disk"``, ``"compile"``, or ``"override"`` for machine code made by hand.
     digest : str
     directory : Path or None
         Its entry on disk, if it has one.
@@ -74,6 +78,7 @@ class _Memory:
         self.lock = threading.Lock()
         self.kernels: OrderedDict[str, Kernel] = OrderedDict()
         self.pending: dict[str, Future[Kernel]] = {}
+        self.overrides: set[tuple[Path, str]] = set()  # made by hand, and told of
 
 
 _memory = _Memory()
@@ -88,7 +93,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def load_or_compile(spec: KernelSpec) -> Kernel:
-    """Return the kernel of a spec from memory, from disk, or freshly compiled.
+    """Return the kernel of a spec made by hand, from memory, from disk, or freshly compiled.
 
     However many threads ask at once, a kernel is compiled once. A failure is not remembered.
 
@@ -96,8 +101,13 @@ def load_or_compile(spec: KernelSpec) -> Kernel:
     ------
     CompileError
         Also, with CUFLASH_NO_JIT set, for a kernel that is neither in memory nor on disk.
+    CacheError
+        For a file made by hand that cannot be read.
     UnsupportedArchError, MissingDependencyError
     """
+    by_hand = _override(spec)
+    if by_hand is not None:
+        return by_hand
     source = render(spec)
     digest = _digest(source, spec.arch)
     memory = _memory
@@ -128,8 +138,24 @@ def load_or_compile(spec: KernelSpec) -> Kernel:
     return kernel
 
 
+def override_path(folder: Path, spec: KernelSpec) -> Path:
+    """File of a spec's machine code in a folder such as CUFLASH_CUBIN_DIR."""
+    return folder / spec.arch / f"{spec.name}.cubin"
+
+
 def invalidate(kernel: Kernel) -> None:
-    """Forget a kernel that the driver will not take, in memory and on disk."""
+    """Forget a kernel that the driver will not take, in memory and on disk.
+
+    Raises
+    ------
+    CacheError
+        For machine code made by hand, which is its maker's to correct.
+    """
+    if kernel.origin == OVERRIDE:
+        raise CacheError(
+            f"the driver cannot load {kernel.meta['path']}, which CUFLASH_CUBIN_DIR has for"
+            f" {kernel.spec.name}: correct or delete it, or unset CUFLASH_CUBIN_DIR"
+        )
     with _memory.lock:
         _memory.kernels.pop(kernel.digest, None)
     if kernel.directory is not None:
@@ -141,6 +167,54 @@ def clear() -> int:
     with _memory.lock:
         _memory.kernels.clear()
     return disk.clear()
+
+
+def _override(spec: KernelSpec) -> Kernel | None:
+    folder = settings.cubin_dir()
+    if folder is None:
+        return None
+    path = override_path(folder, spec)
+    try:
+        if not path.exists() and folder.is_dir():
+            return None
+        cubin = path.read_bytes()
+    except OSError as error:
+        raise _unusable(path, error.strerror or str(error)) from error
+    if not cubin:
+        raise _unusable(path, "it is empty")
+    # Of the content, so that an edit is seen; and marked, so that it is never another kernel's.
+    digest = hashlib.sha256(b"override\0" + cubin).hexdigest()
+    memory = _memory
+    with memory.lock:
+        fresh = (path, digest) not in memory.overrides
+        memory.overrides.add((path, digest))
+    if fresh:
+        _log.warning("%s runs from %s, made by hand", spec.name, path)
+    unknown = (
+        "registers",
+        "spill_bytes",
+        "spill_stores",
+        "spill_loads",
+        "stack_bytes",
+        "compile_ms",
+    )
+    meta: dict[str, Any] = {
+        "name": spec.name,
+        "arch": spec.arch,
+        "path": str(path),
+        **dict.fromkeys(unknown),
+        "static_shared_bytes": spec.static_shared_bytes(),
+        "shared_bytes": spec.shared_bytes(),
+        "warnings": [],
+    }
+    return Kernel(spec, cubin, meta, OVERRIDE, digest, None)
+
+
+def _unusable(path: Path, why: str) -> CacheError:
+    return CacheError(
+        f"CUFLASH_CUBIN_DIR asks for {path}, which cannot be used ({why}): put machine code there"
+        " (`cuflash compile --cubin-dir` does), delete it, or unset CUFLASH_CUBIN_DIR"
+    )
 
 
 def _digest(source: Source, arch: str) -> str:

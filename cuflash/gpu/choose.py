@@ -92,8 +92,30 @@ def _configured(
     problem: AttentionProblem, device: Device, wanted: dict[str, Any], source: str
 ) -> tuple[KernelSpec, str]:
     """The heuristic's spec with what is wanted instead, checked, and why it is this kernel."""
-    tile_wanted = dict(wanted)
-    kernel, why = _kernel(problem, device, tile_wanted.pop("kernel", None), source)
+    spec, why = _unchecked(problem, device, wanted, source)
+    if wanted.keys() - {"kernel"}:
+        tiles.check_tile(spec, device, source)
+    return spec, why
+
+
+def spec_for(
+    problem: AttentionProblem, device: Device, config: Mapping[str, Any], source: str
+) -> KernelSpec:
+    """Give the spec of a parsed config without asking whether its tile can run.
+
+    Raises
+    ------
+    InvalidConfigError
+        For a kernel that cannot run the problem.
+    """
+    return _unchecked(problem, device, dict(config), source)[0]
+
+
+def _unchecked(
+    problem: AttentionProblem, device: Device, wanted: dict[str, Any], source: str
+) -> tuple[KernelSpec, str]:
+    asked = {**wanted}
+    kernel, why = _kernel(problem, device, asked.pop("kernel", None), source)
     tile = tiles.default_tile(
         kernel,
         problem.dtype,
@@ -102,10 +124,9 @@ def _configured(
         demanding=_demanding(problem),
         masked=_masked(problem),
     )
-    spec = _spec(problem, device, kernel, replace(tile, **tile_wanted))
-    if tile_wanted:
-        tiles.check_tile(spec, device, source)
-    return spec, why
+    if "q_in_registers" in asked:
+        asked["q_in_registers"] = bool(asked["q_in_registers"])
+    return _spec(problem, device, kernel, replace(tile, **asked)), why
 
 
 def _in_words(config: Mapping[str, Any]) -> str:

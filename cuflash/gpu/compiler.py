@@ -48,6 +48,10 @@ class Compiled:
     ptx: bytes | None = None
 
 
+# Asserts (kernels_cu/common/debug.cuh), and line numbers for sanitizers and profilers.
+_DEBUG = ("-DCUFLASH_DEBUG=1", "-lineinfo")
+
+
 def options(arch: str) -> list[str]:
     """Options that decide the machine code, in order; paths are not among them."""
     return [
@@ -56,6 +60,7 @@ def options(arch: str) -> list[str]:
         "-default-device",
         "--ptxas-options=-v",
         "-diag-suppress=177",  # a constant of the prelude that this kernel does not use
+        *(_DEBUG if settings.debug() else ()),
         *settings.nvrtc_flags(),
     ]
 

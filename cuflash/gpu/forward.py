@@ -117,7 +117,7 @@ def forward(
         if remember:
             if len(_prepared) >= _MAX_PREPARED:
                 _prepared.clear()
-            origin = "memory" if prepared.kernel else "none"
+            origin = prepared.kernel.later_origin if prepared.kernel else "none"
             _prepared[key] = replace(prepared, plan=replace(prepared.plan, origin=origin))
     elif out is not None:  # its address is new, so this cannot be remembered
         _check_overlap(out, q=q, k=k, v=v, bias=bias)

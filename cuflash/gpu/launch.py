@@ -41,6 +41,11 @@ class LoadedKernel:
     digest: str
     meta: dict[str, Any]
 
+    @property
+    def later_origin(self) -> str:
+        """Origin at every call but the first: memory, unless it was made by hand."""
+        return self.origin if self.origin == cache.OVERRIDE else "memory"
+
 
 _loaded: dict[tuple[KernelSpec, int, Path | None], LoadedKernel] = {}
 _lock = threading.Lock()
@@ -108,7 +113,7 @@ def load(spec: KernelSpec, device_id: int) -> LoadedKernel:
     with _lock:
         if len(_loaded) >= _MAX_LOADED:
             _loaded.pop(next(iter(_loaded)))
-        _loaded[key] = replace(loaded, origin="memory")
+        _loaded[key] = replace(loaded, origin=loaded.later_origin)
     return loaded
 
 

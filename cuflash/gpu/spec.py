@@ -98,6 +98,10 @@ class KernelSpec:
         """Dynamic shared memory of a block in bytes."""
         return sum(self.shared_buffers().values())
 
+    def accumulator_registers(self) -> int:
+        """Registers of a thread that hold sums, scores and q: the kernel needs these and some more."""
+        return _ACCUMULATORS[self.kernel](self)
+
     def constants(self) -> dict[str, str]:
         """Values of the names in kernels_cu/prelude.cuh.in."""
         values: dict[str, Any] = {
@@ -158,3 +162,17 @@ def _simt_buffers(spec: KernelSpec) -> dict[str, int]:
 
 
 _BUFFERS = {"forward_mma": _mma_buffers, "forward_simt": _simt_buffers}
+
+
+def _mma_accumulators(spec: KernelSpec) -> int:
+    """A warp has 16 or 32 rows; a 16-bit q takes half a register an element."""
+    rows = spec.block_m // spec.num_warps
+    q = rows * spec.head_dim // 64 if spec.q_in_registers else 0
+    return rows * (spec.head_dim_v + spec.block_n) // 32 + q
+
+
+def _simt_accumulators(spec: KernelSpec) -> int:
+    return spec.block_m * (spec.head_dim_v + spec.block_n) // spec.threads
+
+
+_ACCUMULATORS = {"forward_mma": _mma_accumulators, "forward_simt": _simt_accumulators}

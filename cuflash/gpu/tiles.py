@@ -135,7 +135,7 @@ def check_tile(spec: KernelSpec, device: Device, source: str) -> None:
         Naming the value, what is allowed, and for shared memory the bytes by buffer and the nearest
         tile that fits.
     """
-    problem = _broken_rule(spec)
+    problem = broken_rule(spec)
     if problem:
         raise InvalidConfigError(f"{source}: {problem}")
     if fits(spec, device):
@@ -177,13 +177,14 @@ def nearest_fit(spec: KernelSpec, device: Device) -> KernelSpec | None:
         for s in range(1, spec.num_stages + 1)
         for w in (1, 2, 4, 8)
     )
-    fitting = [c for c in candidates if not _broken_rule(c) and fits(c, device)]
+    fitting = [c for c in candidates if not broken_rule(c) and fits(c, device)]
     return min(
         fitting, key=lambda c: (distance(c), abs(c.num_warps - spec.num_warps)), default=None
     )
 
 
-def _broken_rule(spec: KernelSpec) -> str | None:
+def broken_rule(spec: KernelSpec) -> str | None:
+    """Say which rule of the kernel a tile breaks, on any GPU; None where it breaks none."""
     if spec.num_warps not in (1, 2, 4, 8, 16):
         return f"num_warps is {spec.num_warps}: 1, 2, 4, 8 or 16 can be used"
     if not 1 <= spec.num_stages <= 4:

@@ -1,116 +1,78 @@
-"""Tuned tables: the best tile of each bucket of problems, one file a GPU.
+"""Where tuned tables lie: one file a GPU, tuned here in ``<cache>/tuned``, or shipped in the package's ``tuned``.
 
-A table is JSON in ``<cache>/tuned``, where `cuflash.tune` writes, or in the package's ``tuned``, which
-ships. It says which GPU and which kernel text it was measured on, and both are read back and
-compared: an entry of another GPU, of an older text, or damaged, is ignored with one warning.
+A table of another GPU, or a damaged one, is ignored with one warning, and set aside when this GPU's is saved.
+Several processes may save at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
+import itertools
 import os
 import re
-import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from cuflash import settings
-from cuflash.errors import CacheError, InvalidArgumentError, TuningWarning
+from cuflash.errors import CacheError, InvalidArgumentError
 from cuflash.gpu.device import Device
-from cuflash.gpu.render import kernel_digest
-from cuflash.problem import AttentionProblem
-from cuflash.tuning.bucket import NEAR, Bucket, bucket_of
+from cuflash.tuning.table import GPU_FIELDS, UNREADABLE, Entry, Table, parse, warn_once, write
 
-SCHEMA = 1
+__all__ = [
+    "Change",
+    "Entry",
+    "Table",
+    "all_tables",
+    "export",
+    "file_name",
+    "files",
+    "identity",
+    "merge",
+    "read_file",
+    "reset",
+    "save",
+    "shipped_tables",
+    "tables",
+    "user_dir",
+]
+
+TUNED, SHIPPED = "tuned table", "shipped table"
 _SHIPPED = Path(__file__).parents[1] / "tuned"
-_GPU_FIELDS = ("name", "compute_capability", "sm_count", "shared_per_block", "shared_per_sm")
+_ADVICE = "set CUFLASH_CACHE_DIR to a folder that can"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """The winner of a sweep.
+class Change:
+    """What `merge` did with an entry: "added", "replaced", "kept" (the one here is newer) or "same"."""
 
-    Attributes
-    ----------
-    bucket : Bucket
-    config : dict
-        Kernel and tile, as ``config=`` takes them.
-    kernel_digest : str
-        Of the kernel's text when it was measured.
-    problem : str
-        The problem that was measured, in words.
-    ms, default_ms : float
-        Medians of the winner and of the heuristic's tile, timed in turn.
-    verdict : str
-        "faster", or "tie" where the heuristic's tile was kept.
-    versions : dict
-        driver, nvrtc, cuflash, time.
-    """
-
-    bucket: Bucket
-    config: dict[str, Any]
-    kernel_digest: str
-    problem: str
-    ms: float
-    default_ms: float
-    verdict: str
-    versions: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass
-class Table:
-    """The entries of one GPU in one file; ``label`` says where they come from."""
-
-    path: Path
-    label: str
-    gpu: dict[str, Any]
-    entries: dict[Bucket, Entry] = field(default_factory=dict)
-
-    def lookup(self, problem: AttentionProblem, op: str = "forward") -> Entry | None:
-        """Find the entry of a problem's bucket, or of the nearest one, whose kernel is unchanged."""
-        wanted = bucket_of(problem, op)
-        near = sorted(
-            (e for e in self.entries.values() if e.bucket.distance(wanted) <= NEAR),
-            key=lambda e: (e.bucket.distance(wanted), e.bucket.name),
-        )
-        for entry in near:
-            if entry.kernel_digest == kernel_digest(str(entry.config.get("kernel"))):
-                return entry
-            self.ignore(
-                "entries measured on another text of the kernel", "run `cuflash tune` again"
-            )
-        return None
-
-    def state(self) -> str:
-        """Say why no entry was found."""
-        if not self.entries:
-            return f"nothing for {self.gpu['name']}"
-        return f"{len(self.entries)} entries, none for such a problem"
-
-    def ignore(self, what: str, advice: str) -> None:
-        """Warn once of something in the file that is not used."""
-        _warn_once(f"{self.path}: {what} are ignored; {advice}")
+    entry: Entry
+    action: str
 
 
 def tables(device: Device) -> list[Table]:
     """Give the tables of a GPU in the order that they are asked: tuned here, then shipped."""
     gpu = identity(device)
-    places = ((user_dir(), "tuned table"), (_SHIPPED, "shipped table"))
+    places = ((user_dir(), TUNED), (_SHIPPED, SHIPPED))
     return [_table(folder / file_name(gpu), label, gpu) for folder, label in places]
 
 
 def all_tables() -> list[Table]:
     """Give every table that lies in the user's folder, whatever GPU it is of."""
-    found = []
-    for path in sorted(user_dir().glob("*.json")):
-        table = _read(path, "tuned table")
-        if table is not None:
-            found.append(table)
-    return found
+    return _readable(files(), TUNED)
+
+
+def shipped_tables() -> list[Table]:
+    """Give every table that ships, whatever GPU it is of."""
+    return _readable(sorted(_SHIPPED.glob("*.json")), SHIPPED)
+
+
+def files() -> list[Path]:
+    """Give the files in the user's folder, those that cannot be read among them."""
+    return sorted(user_dir().glob("*.json"))
 
 
 def user_dir() -> Path:
@@ -120,13 +82,13 @@ def user_dir() -> Path:
 
 def identity(device: Device) -> dict[str, Any]:
     """What a table says of its GPU."""
-    return {name: getattr(device, name) for name in _GPU_FIELDS}
+    return {name: getattr(device, name) for name in GPU_FIELDS}
 
 
 def file_name(gpu: dict[str, Any]) -> str:
     """Name of a GPU's table: "nvidia-h200-132sm.json"."""
     slug = re.sub(r"[^a-z0-9]+", "-", str(gpu["name"]).lower()).strip("-")
-    return f"{slug}-{gpu['sm_count']}sm.json"
+    return f"{slug or 'gpu'}-{gpu['sm_count']}sm.json"
 
 
 def save(gpu: dict[str, Any], entries: Sequence[Entry]) -> Path:
@@ -137,38 +99,77 @@ def save(gpu: dict[str, Any], entries: Sequence[Entry]) -> Path:
     CacheError
         If the folder cannot be written.
     """
-    path = user_dir() / file_name(gpu)
-    with _locked(path):
-        table = _table(path, "tuned table", gpu)
-        _set_aside_if_damaged(path)
-        table.entries.update({entry.bucket: entry for entry in entries})
-        write(table, path)
-    return path
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    with _changing(gpu) as table:
+        for entry in entries:
+            stamped = replace(entry, versions={"time": now, **entry.versions})
+            table.entries[entry.bucket] = stamped
+    return table.path
+
+
+def merge(gpu: dict[str, Any], entries: Sequence[Entry], *, dry_run: bool = False) -> list[Change]:
+    """Put entries in the table of the GPU that they were measured on; of two of a bucket the newest stays.
+
+    With ``dry_run`` only say what would change.
+
+    Raises
+    ------
+    CacheError
+        If the folder cannot be written.
+    """
+    if dry_run:
+        return _merged(_table(user_dir() / file_name(gpu), TUNED, gpu), entries)
+    with _changing(gpu) as table:
+        return _merged(table, entries)
+
+
+def _merged(table: Table, entries: Sequence[Entry]) -> list[Change]:
+    changes = []
+    for entry in entries:
+        here = table.entries.get(entry.bucket)
+        if here is None:
+            action = "added"
+        elif here == entry:
+            action = "same"
+        else:
+            action = "replaced" if entry.time >= here.time else "kept"
+        if action in ("added", "replaced"):
+            table.entries[entry.bucket] = entry
+        changes.append(Change(entry, action))
+    return changes
+
+
+def export(table: Table, path: Path) -> None:
+    """Write a table to a file that a user names.
+
+    Raises
+    ------
+    CacheError
+        If it cannot be written.
+    """
+    write(table, path, "name a file in a folder that can")
 
 
 def reset(path: Path) -> int:
-    """Delete a table; give how many entries it had."""
+    """Delete a table; give how many entries it had.
+
+    Raises
+    ------
+    CacheError
+        If it cannot be deleted.
+    """
     with _locked(path):
-        table = _read(path, "tuned table")
-        path.unlink(missing_ok=True)
-    return len(table.entries) if table else 0
-
-
-def write(table: Table, path: Path) -> None:
-    """Write a table whole or not at all."""
-    rows = sorted(table.entries.values(), key=lambda e: e.bucket.name)
-    document = {"schema": SCHEMA, "gpu": table.gpu, "entries": [asdict(e) for e in rows]}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise CacheError(
-            f"the tuned table {path} cannot be written ({error.strerror}): set CUFLASH_CACHE_DIR to a"
-            " folder that can"
-        ) from error
+        try:
+            count = len(parse(path, TUNED).entries)
+        except UNREADABLE:
+            count = 0
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CacheError(
+                f"the tuned table {path} cannot be deleted ({error.strerror}): delete it by hand"
+            ) from error
+    return count
 
 
 def read_file(path: Path) -> Table:
@@ -180,18 +181,22 @@ def read_file(path: Path) -> Table:
         For a file that is no table.
     """
     try:
-        return _parse(path, "file")
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        return parse(path, "file")
+    except UNREADABLE as error:
         raise InvalidArgumentError(
             f"{path} is no tuned table ({error!r}): a file of `cuflash tune export` is needed"
         ) from error
+
+
+def _readable(paths: Sequence[Path], label: str) -> list[Table]:
+    return [table for path in paths if (table := _read(path, label)) is not None]
 
 
 def _table(path: Path, label: str, gpu: dict[str, Any]) -> Table:
     """A GPU's table, empty where there is none that can be used."""
     found = _read(path, label)
     if found is not None and found.gpu != gpu:
-        wrong = [name for name in _GPU_FIELDS if found.gpu.get(name) != gpu[name]]
+        wrong = [name for name in GPU_FIELDS if found.gpu.get(name) != gpu[name]]
         found.ignore(
             f"entries of another GPU ({', '.join(f'{n}={found.gpu.get(n)}' for n in wrong)})",
             "tune on this one",
@@ -203,70 +208,54 @@ def _table(path: Path, label: str, gpu: dict[str, Any]) -> Table:
 def _read(path: Path, label: str) -> Table | None:
     """A table; None where there is none, or none that can be read."""
     try:
-        return _parse(path, label)
+        return parse(path, label)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        _warn_once(f"{path} is damaged and ignored ({error!r}): tune again, or delete it")
+    except UNREADABLE as error:
+        warn_once(f"{path} is damaged and ignored ({error!r}): tune again, or delete it")
         return None
 
 
-def _parse(path: Path, label: str) -> Table:
-    document = json.loads(path.read_bytes())
-    if document["schema"] != SCHEMA:
-        raise ValueError(f"schema {document['schema']}, {SCHEMA} is known here")
-    gpu = {name: document["gpu"][name] for name in _GPU_FIELDS}
-    entries = [_entry(row) for row in document["entries"]]
-    return Table(path, label, gpu, {entry.bucket: entry for entry in entries})
+@contextlib.contextmanager
+def _changing(gpu: dict[str, Any]) -> Iterator[Table]:
+    """Give a GPU's table to change, and write it afterwards; nobody else writes meanwhile."""
+    path = user_dir() / file_name(gpu)
+    with _locked(path):
+        table = _table(path, TUNED, gpu)
+        yield table
+        _set_aside_unless_of(gpu, path)
+        write(table, path, _ADVICE)
 
 
-def _entry(row: dict[str, Any]) -> Entry:
-    bucket = Bucket(**row["bucket"])
-    sizes = (bucket.seqlen_q, bucket.seqlen_k, bucket.heads, bucket.group)
-    if not isinstance(row["config"], dict) or not all(isinstance(s, int) and s > 0 for s in sizes):
-        raise ValueError("an entry without a config, or with a size that is none")
-    values = {f.name: row[f.name] for f in fields(Entry)}
-    return Entry(
-        **{
-            **values,
-            "bucket": bucket,
-            "ms": float(row["ms"]),
-            "default_ms": float(row["default_ms"]),
-        }
-    )
-
-
-def _set_aside_if_damaged(path: Path) -> None:
-    """Keep what cannot be read beside the new table: it may be of use to a person."""
-    with contextlib.suppress(FileNotFoundError):
-        try:
-            _parse(path, "")
-        except FileNotFoundError:
-            raise
-        except Exception:
-            os.replace(path, path.with_suffix(".damaged"))
+def _set_aside_unless_of(gpu: dict[str, Any], path: Path) -> None:
+    """Keep what is not this GPU's table beside the new one: it may be of use to a person."""
+    try:
+        if parse(path, "").gpu == gpu:
+            return
+    except FileNotFoundError:
+        return
+    except UNREADABLE:
+        pass
+    names = (path.with_name(f"{path.name}.aside{number or ''}") for number in itertools.count())
+    free = next(name for name in names if not name.exists())
+    try:
+        os.replace(path, free)
+    except OSError as error:
+        raise CacheError(
+            f"{path} is no table of this GPU and cannot be moved to {free.name} ({error.strerror}): delete it"
+        ) from error
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Let one process at a time read, change and write a table."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path.with_suffix(".lock"), "w")
-    except OSError as error:
-        raise CacheError(
-            f"the folder {path.parent} cannot be written ({error.strerror}): set CUFLASH_CACHE_DIR to"
-            " one that can"
-        ) from error
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(open(path.with_suffix(".lock"), "w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise CacheError(
+                f"the folder {path.parent} cannot be written ({error.strerror}): {_ADVICE}"
+            ) from error
         yield
-
-
-_warned: set[str] = set()
-
-
-def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(message, TuningWarning, stacklevel=2)

@@ -98,6 +98,7 @@ struct WarpGemm<float, M_FRAGS> {
     }
 
     static __device__ __forceinline__ Split split(const float* four) {
+        CUFLASH_ASSERT(in_dynamic_shared(four, 16));
         const float4 x = *reinterpret_cast<const float4*>(four);
         return Split(x.x, x.y, x.z, x.w);
     }

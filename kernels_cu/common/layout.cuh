@@ -1,5 +1,6 @@
 // Which part of the problem a thread block works on.
 #pragma once
+#include "common/debug.cuh"
 #include "params.cuh"
 
 struct Tile {
@@ -9,6 +10,24 @@ struct Tile {
     long long row_q, row_k;    // where the sequence starts in packed arrays, else 0
     bool owned;                // by a sequence; false for packed rows after the last one
 };
+
+// What every address that the block makes follows from.
+__device__ __forceinline__ bool in_problem(const ForwardParams& p, const Tile& tile) {
+    const bool head = tile.head >= 0 && tile.head < p.nheads_q && tile.batch >= 0 && tile.batch < p.batch + !tile.owned;
+    const bool queries = tile.rows <= BLOCK_M && tile.m_start % BLOCK_M == 0 && tile.m_start >= 0 && tile.m_start + tile.rows <= tile.seqlen_q;
+    return head && (tile.rows <= 0 || queries) && tile.row_q >= 0 && tile.row_q + tile.seqlen_q <= p.seqlen_q &&
+           tile.row_k >= 0 && tile.seqlen_k >= 0 && tile.row_k + tile.seqlen_k <= p.seqlen_k;
+}
+
+// Whether the last of some rows, which begin here, is one of the array's.
+template <typename T>
+__device__ __forceinline__ bool ends_in_array(const T* first_row, int rows, const void* base, const Strides& s, int batch, int array_rows, int heads, int columns) {
+    return rows <= 0 || in_array(first_row + (rows - 1) * s.row + (columns - 1) * s.dim, base, s, batch, array_rows, heads, columns);
+}
+
+__device__ __forceinline__ bool in_lse(const ForwardParams& p, const float* at) {
+    return at >= p.lse && at < p.lse + static_cast<long long>(p.cu_seqlens_q ? 1 : p.batch) * p.nheads_q * p.seqlen_q;
+}
 
 // Packed: block number b + floor(cu_seqlens_q[b] / BLOCK_M) is the first of sequence b. Those numbers are
 // strictly increasing and leave each sequence at least ceil(seqlen / BLOCK_M) blocks, so the grid needs the
@@ -46,6 +65,7 @@ __device__ __forceinline__ Tile packed_tile(const ForwardParams& p, int block) {
         tile.seqlen_k = max(clamped_offset(p.cu_seqlens_k, low + 1, p.seqlen_k) - begin_k, 0);
         if (p.seqlens_k) tile.seqlen_k = min(tile.seqlen_k, max(p.seqlens_k[low], 0));
     }
+    CUFLASH_ASSERT(in_problem(p, tile));
     return tile;
 }
 
@@ -65,6 +85,7 @@ __device__ __forceinline__ Tile dense_tile(const ForwardParams& p, int block) {
     tile.row_q = tile.row_k = 0;
     tile.rows = min(BLOCK_M, tile.seqlen_q - tile.m_start);
     tile.owned = true;
+    CUFLASH_ASSERT(in_problem(p, tile));
     return tile;
 }
 

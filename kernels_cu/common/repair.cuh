@@ -16,6 +16,9 @@ __device__ __forceinline__ bool any_not_finite(const dtype_t* v, const Strides& 
 
 // One warp, one row: out = sum over visible keys of exp(score - lse) v. Writes the finished row to `row`.
 __device__ __forceinline__ void repair_row(const ForwardParams& p, const Tile& tile, const Mask& mask, int query, float lse, dtype_t* row) {
+    CUFLASH_ASSERT(query >= tile.m_start && query < tile.m_start + tile.rows);
+    CUFLASH_ASSERT(mask.first_key(query) >= 0 && mask.end_key(query) <= tile.seqlen_k);
+    CUFLASH_ASSERT(in_dynamic_shared(row + p.head_dim_v - 1, sizeof(dtype_t)));
     const int lane = threadIdx.x % 32, kv_head = tile.head / p.heads_per_group;
     const dtype_t* const q = row_pointer(static_cast<const dtype_t*>(p.q), p.q_strides, tile.batch, tile.row_q + query, tile.head);
     const dtype_t* const k = row_pointer(static_cast<const dtype_t*>(p.k), p.k_strides, tile.batch, tile.row_k, kv_head);
@@ -55,6 +58,7 @@ __device__ __forceinline__ void repair_rows(const ForwardParams& p, const Tile& 
     if (!leaks) return;
 #pragma unroll 1
     for (int row = 0; row < ROWS && first_row + row < tile.rows; ++row) {
+        CUFLASH_ASSERT(first_row + row < BLOCK_M);
         const float lse = row_lse[first_row + row];
         bool bad = false;
 #pragma unroll 1

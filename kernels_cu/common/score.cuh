@@ -1,5 +1,6 @@
 // What is added to a score before the mask (DESIGN: s = scale*q.k; softcap; + bias; - slope*|i + off - j|).
 #pragma once
+#include "common/debug.cuh"
 #include "common/math.cuh"
 #include "common/types.cuh"
 #include "params.cuh"
@@ -25,6 +26,7 @@ struct ScoreModifier {
         if constexpr (HAS_SOFTCAP) s = softcap * tanh_exact(s / softcap);
         if constexpr (HAS_BIAS) {
             if (query < seqlen_q && key < seqlen_k) {
+                CUFLASH_ASSERT(query >= 0 && key >= 0);
                 const float b = to_float(bias[query * bias_row + key * bias_key]);
                 // Selected, not added: the key may hold NaN. And finfo.min must stay finite when it becomes
                 // a base-2 exponent, or a row with nothing else would lose its (uniform) weights.

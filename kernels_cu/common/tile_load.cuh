@@ -4,6 +4,7 @@
 // Two forms, for the registers they cost: load_tile keeps nothing between tiles, TileWalker keeps a pointer and
 // saves the address arithmetic.
 #pragma once
+#include "common/debug.cuh"
 #include "ptx/cp_async.cuh"
 #include "params.cuh"
 
@@ -49,6 +50,8 @@ __device__ __forceinline__ void load_tile(T* shared, const T* global, const Stri
     Shape::for_part(part, parts, [&](int copy) {
         const int row = thread_row + Shape::down(copy), column = thread_column + Shape::right(copy);
         if (Shape::GUARDED && (row >= ROWS || column >= COLUMNS)) return;
+        CUFLASH_ASSERT(row < ROWS && column + Shape::VECTOR <= COLUMNS);
+        CUFLASH_ASSERT(column >= valid_columns || column + Shape::VECTOR <= valid_columns);  // no row ends within a load
         copy_async<VECTOR_BYTES>(shared + row * PITCH + column, global + row * strides.row + column * (Shape::VECTOR == 1 ? strides.dim : 1),
                                  row < valid_rows && column < valid_columns);
     });
@@ -74,10 +77,16 @@ struct TileWalker {
     __device__ __forceinline__ void load(T* shared, const Strides& strides, bool valid, int valid_columns, int part, int parts) const {
         Shape::for_part(part, parts, [&](int copy) {
             if (Shape::GUARDED && (row + Shape::down(copy) >= ROWS || column + Shape::right(copy) >= COLUMNS)) return;
+            CUFLASH_ASSERT(row + Shape::down(copy) < ROWS && column + Shape::right(copy) + Shape::VECTOR <= COLUMNS);
             copy_async<VECTOR_BYTES>(shared + (row + Shape::down(copy)) * PITCH + column + Shape::right(copy),
                                      from + Shape::down(copy) * strides.row + Shape::right(copy) * (Shape::VECTOR == 1 ? strides.dim : 1),
                                      valid && (Shape::PASSES == 1 ? has_data : column + Shape::right(copy) < valid_columns));
         });
+    }
+
+    // Whether this thread's first copy reads where an array's row of this number is.
+    __device__ __forceinline__ bool reads(const T* first_row, const Strides& strides) const {
+        return from == first_row + row * strides.row + column * (Shape::VECTOR == 1 ? strides.dim : 1);
     }
 
     __device__ __forceinline__ void step_back(const Strides& strides) { from -= ROWS * strides.row; }

@@ -1,6 +1,7 @@
 // cp.async: copies from global to shared memory that bypass registers and run behind the arithmetic.
 // Before sm_80 there is none: the copy is done at once and the waits are free.
 #pragma once
+#include "common/debug.cuh"
 
 __device__ __forceinline__ unsigned shared_address(const void* p) {
     return static_cast<unsigned>(__cvta_generic_to_shared(p));
@@ -17,6 +18,8 @@ template <> struct VectorOf<2> { using type = unsigned short; };
 // zero filling, because the other, a size that is not a constant, costs eight more instructions a copy.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(void* shared, const void* global, bool valid) {
+    CUFLASH_ASSERT(in_dynamic_shared(shared, BYTES));
+    CUFLASH_ASSERT(!valid || reinterpret_cast<size_t>(global) % BYTES == 0);
     if constexpr (ARCH < 80 || BYTES == 2) {
         using Vector = typename VectorOf<BYTES>::type;
         *static_cast<Vector*>(shared) = valid ? __ldg(static_cast<const Vector*>(global)) : Vector{};

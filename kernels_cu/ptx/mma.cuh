@@ -12,11 +12,13 @@
 // the compiler may then move products, which are pure, around it.
 
 __device__ __forceinline__ void load_matrix_x4(unsigned (&r)[4], const void* row_of_this_lane) {
+    CUFLASH_ASSERT(in_dynamic_shared(row_of_this_lane, 16));
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row_of_this_lane)));
 }
 
 __device__ __forceinline__ void load_matrix_x4_transposed(unsigned (&r)[4], const void* row_of_this_lane) {
+    CUFLASH_ASSERT(in_dynamic_shared(row_of_this_lane, 16));
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row_of_this_lane)));
 }
