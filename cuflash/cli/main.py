@@ -8,6 +8,7 @@ from typing import Any, TextIO
 import click
 
 import cuflash
+from cuflash.cli.bench import bench
 from cuflash.cli.cache import cache
 from cuflash.cli.check import check
 from cuflash.cli.compile import compile_command
@@ -15,6 +16,7 @@ from cuflash.cli.demo import demo
 from cuflash.cli.dev import dev
 from cuflash.cli.env import env
 from cuflash.cli.failure import CleanError
+from cuflash.cli.show import show
 from cuflash.cli.tune import tune
 from cuflash.errors import CuflashError
 
@@ -50,7 +52,7 @@ class CleanGroup(click.Group):
 @click.version_option(cuflash.__version__, prog_name="cuflash")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:
-    """FlashAttention for CuPy: try it, compile its kernels, look at its cache.
+    """FlashAttention for CuPy: try it, tune it, check it, work on its kernels.
 
     Results go to stdout as a table on a terminal, as tab-separated values when piped, and as JSON
     with --json; everything else goes to stderr. Exit codes: 0 all went well, 1 something failed or
@@ -58,5 +60,5 @@ def main(debug: bool) -> None:
     """
 
 
-for command in (demo, compile_command, dev, env, cache, tune, check):
+for command in (demo, compile_command, dev, env, cache, tune, bench, check, show):
     main.add_command(command)

@@ -14,16 +14,16 @@ import cupy
 import numpy as np
 
 from cuflash import arrays, plan, settings
-from cuflash.errors import InvalidArgumentError, InvalidDimensionError, OutOfMemoryError
+from cuflash.errors import InvalidArgumentError, OutOfMemoryError
 from cuflash.gpu import launch, params
 from cuflash.gpu.choose import choose
+from cuflash.gpu.grid import grid
 from cuflash.plan import Plan
 from cuflash.problem import AttentionProblem, build_problem
 from cuflash.tuning import problem_log
 
 # Bytes of K and V whose readers should run side by side, so that they find each other's tiles in L2.
 _SECTION_BYTES = 32 * 2**20
-_MAX_BLOCKS = 2**31 - 1
 _MAX_PREPARED = 4096
 
 
@@ -179,7 +179,7 @@ def _prepare(
     )
     choice = choose(problem, launch.device_info(device_id), config)
     spec = choice.spec
-    blocks, num_m_blocks = _grid(problem, spec.block_m)
+    blocks, num_m_blocks = grid(problem, spec.block_m)
     if blocks == 0:
         empty = Plan(
             spec.kernel,
@@ -231,23 +231,6 @@ def _prepare(
         spec=spec.name,
     )
     return _Prepared(kernel, packed, blocks, out_shape, q.dtype, lse_shape, description)
-
-
-def _grid(problem: AttentionProblem, block_m: int) -> tuple[int, int]:
-    """Thread blocks of the launch, and blocks of rows (of a sequence; packed: of a head)."""
-    if problem.packed:
-        # See common/layout.cuh: every sequence may waste one block, and so may the slack after the last.
-        num_m_blocks = problem.seqlen_q // block_m + problem.batch + 1 if problem.seqlen_q else 0
-        blocks = num_m_blocks * problem.nheads_q
-    else:
-        num_m_blocks = -(-problem.seqlen_q // block_m)
-        blocks = num_m_blocks * problem.batch * problem.nheads_q
-    if blocks > _MAX_BLOCKS:
-        raise InvalidDimensionError(
-            f"q of {problem.batch} batches, {problem.nheads_q} heads and {problem.seqlen_q} rows needs {blocks:,}"
-            f" thread blocks of {block_m} rows: a launch has at most {_MAX_BLOCKS:,}; split the batch"
-        )
-    return blocks, num_m_blocks
 
 
 def _heads_per_section(problem: AttentionProblem, itemsize: int) -> int:
