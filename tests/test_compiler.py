@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -246,3 +247,20 @@ def test_a_shipped_kernel_compiles_without_a_spec(
 
 def test_the_tiny_kernel_has_the_lines_these_tests_count_on() -> None:
     assert FILES["tiny.cu"].splitlines()[9].startswith("    out[")
+
+
+@needs_nvrtc
+def test_a_compile_can_be_given_a_time_limit_or_be_stopped(kernels: Path) -> None:
+    # A text of its own: what NVRTC has in its cache, it does not stop for.
+    edit(kernels / "tiny.cu", "void tiny(", "/* stopped */ void tiny(")
+    source = render(TinySpec())
+    stop = threading.Event()
+    with compiler.time_limit(0.0), pytest.raises(CompileError, match="stopped after"):
+        compile_source(source, "sm_80")
+    with compiler.time_limit(1000.0, stop):
+        stop.set()
+        with pytest.raises(CompileError, match="stopped after"):
+            compile_source(source, "sm_80")
+        stop.clear()
+        assert compile_source(source, "sm_80").cubin
+    assert compile_source(source, "sm_80").cubin

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +68,42 @@ def options(arch: str) -> list[str]:
     ]
 
 
+_limit = threading.local()
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float, stop: threading.Event | None = None) -> Iterator[None]:
+    """Within this, this thread's compiles end in a CompileError after so long, or when ``stop`` is set.
+
+    For sweeps, where one tile may keep the compiler busy for minutes. NVRTC older than 12.8 cannot be
+    stopped and goes on to its end.
+    """
+    _limit.value = (seconds, stop)
+    try:
+        yield
+    finally:
+        _limit.value = None
+
+
+def _watched(nvrtc: Any, program: Any) -> Any:
+    """Let NVRTC ask, between its steps, whether to go on; gives what must live as long as it asks."""
+    limit = getattr(_limit, "value", None)
+    if limit is None or not hasattr(nvrtc, "nvrtcSetFlowCallback"):
+        return None
+    seconds, stop = limit
+    end = time.monotonic() + seconds
+
+    def cancel(_payload: int | None, _reserved: int | None) -> int:
+        return int(time.monotonic() > end or (stop is not None and stop.is_set()))
+
+    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(cancel)
+    try:
+        nvrtc.nvrtcSetFlowCallback(program, ctypes.cast(callback, ctypes.c_void_p).value, 0)
+    except RuntimeError:  # the bindings know it, the library does not
+        return None
+    return callback
+
+
 def compile_source(source: Source, arch: str, *, ptx: bool = False) -> Compiled:
     """Compile for one exact architecture, straight to machine code.
 
@@ -86,12 +125,17 @@ def compile_source(source: Source, arch: str, *, ptx: bool = False) -> Compiled:
     )
     _require(nvrtc, error, "create a program")
     try:
+        watch = _watched(nvrtc, program)
         start = time.perf_counter()
         (error,) = nvrtc.nvrtcCompileProgram(
             program, len(arguments), [os.fsencode(argument) for argument in arguments]
         )
         milliseconds = 1e3 * (time.perf_counter() - start)
         log = _fetch(nvrtc, program, "ProgramLog").decode(errors="replace").strip("\0 \n")
+        if watch is not None and error.name == "NVRTC_ERROR_CANCELLED":
+            raise CompileError(
+                f"{source.name} was stopped after {milliseconds / 1e3:.1f} s of compiling", log=log
+            )
         if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(
                 f"{source.name} does not compile for {arch}: {first_error(log) or error.name}",

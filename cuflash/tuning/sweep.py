@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,9 +17,10 @@ from pathlib import Path
 import cuflash
 from cuflash import settings
 from cuflash.errors import CuflashError
-from cuflash.gpu import cache, toolchain
+from cuflash.gpu import cache, compiler, toolchain
 from cuflash.gpu.occupancy import occupancy
 from cuflash.gpu.render import kernel_digest
+from cuflash.gpu.spec import KernelSpec
 from cuflash.tuning import ranking, store
 from cuflash.tuning.bucket import bucket_of
 from cuflash.tuning.journal import Journal
@@ -28,6 +30,8 @@ from cuflash.tuning.workbench import Workbench, WorkerLost
 
 # A kernel of the sizes that are tuned takes milliseconds; one that takes this long hangs.
 HANG_SECONDS = 60.0
+# A tile that keeps the compiler busy for longer is too large to be any good.
+COMPILE_SECONDS = 60.0
 FINAL_ROUNDS = 15
 # What a candidate costs at the least, for the estimate: check and timing; a compile on one core.
 _RUN_SECONDS, _COMPILE_SECONDS = 0.4, 1.3
@@ -193,12 +197,17 @@ def _compiled(
     candidates: Sequence[Candidate], jobs: int
 ) -> Iterator[Iterator[tuple[Candidate, CuflashError | None, int]]]:
     """Compile in threads; yield (candidate, its error, how many are compiled) as they are ready."""
+    stop = threading.Event()
     ready: queue.Queue[tuple[Candidate, Future[cache.Kernel]]] = queue.Queue()
     # NVRTC holds no lock while it optimises, so threads are enough.
     pool = ThreadPoolExecutor(jobs, thread_name_prefix="cuflash-compile")
 
+    def compile_within(spec: KernelSpec) -> cache.Kernel:
+        with compiler.time_limit(COMPILE_SECONDS, stop):
+            return cache.load_or_compile(spec)
+
     def start(candidate: Candidate) -> None:
-        future = pool.submit(cache.load_or_compile, candidate.spec)
+        future = pool.submit(compile_within, candidate.spec)
         future.add_done_callback(lambda done: ready.put((candidate, done)))
 
     def in_order_of_readiness() -> Iterator[tuple[Candidate, CuflashError | None, int]]:
@@ -214,6 +223,7 @@ def _compiled(
     try:
         yield in_order_of_readiness()
     finally:
+        stop.set()
         pool.shutdown(wait=False, cancel_futures=True)
 
 
